@@ -126,7 +126,9 @@ def analyse_call(
 ) -> Analysis:
     """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from
     the first query."""
-    num_heads, queries, keys = call.q.shape[1], call.num_queries, call.num_keys
+    num_heads = call.q.shape[1]
+    queries = call.num_queries
+    keys = call.num_keys
     chosen = list(range(queries)) if rows is None else [n + queries if n < 0 else n for n in rows]
     if not chosen or any(not 0 <= n < queries for n in chosen):
         raise ValueError(f"rows {list(rows or [])}: expected some of 0 to {queries - 1}")
@@ -173,7 +175,8 @@ def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
 def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """(B, H, r, S) float64 content and prior logits of queries [start, stop), times the row scale,
     nothing hidden."""
-    num_heads, width = call.q.shape[1], call.q.shape[-1]
+    num_heads = call.q.shape[1]
+    width = call.q.shape[-1]
     k = repeat_heads(call.k, num_heads).double()
     content = (
         call.q[:, :, start:stop].double() @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
@@ -193,7 +196,8 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
         prior = call.exempt_sinks(prior, slice(None), slice(start, stop))
     if call.query_scale is not None:
         scale = call.query_scale[:, :, start:stop, None].double()
-        content, prior = content * scale, prior * scale
+        content = content * scale
+        prior = prior * scale
     return content, prior
 
 
@@ -205,7 +209,8 @@ def _measure(
     logits = content + prior
     log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
     seen = logits > -math.inf
-    p, empty = log_p.exp().masked_fill(~seen, 0.0), ~seen.any(-1)
+    p = log_p.exp().masked_fill(~seen, 0.0)
+    empty = ~seen.any(-1)
     gain = (log_p - log_prior).masked_fill(~seen, 0.0)
     at = sinks.expand(*logits.shape[:3], 1)
     shown = seen.gather(-1, at)

@@ -93,7 +93,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            most, least = LARGEST_SEED if name == "seed" else MOST, LEAST.get(name, -MOST)
+            most = LARGEST_SEED if name == "seed" else MOST
+            least = LEAST.get(name, -MOST)
             if name in LEAST and not isinstance(value, int | None):
                 raise ValueError(f"{name} {value!r}: expected a whole number")
             for number in value if isinstance(value, tuple) else (value,):
@@ -245,7 +246,8 @@ class Evaluator(ABC, Generic[S, Model]):
     def lengths_for(self, model: Model) -> tuple[int, ...]:
         """`lengths` of the settings, a ValueError where the model has no positions for one; by
         default those of `factors` for which it has."""
-        settings, most = cast(LengthSettings, self.settings), self.longest(model)
+        settings = cast(LengthSettings, self.settings)
+        most = self.longest(model)
         lengths = settings.resolved_lengths(self.trained_at(model))
         if most is None or lengths[-1] <= most:
             return lengths

@@ -97,7 +97,8 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
         axis.set_visible(False)
     beyond = False
     for axis, result in zip(axes, results, strict=False):
-        lengths, depths = [row["length"] for row in result.rows], result.rows[0]["depths"]
+        lengths = [row["length"] for row in result.rows]
+        depths = result.rows[0]["depths"]
         grid = [[row[column][k] for row in result.rows] for k in range(len(depths))]
         image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto", origin="upper")
         axis.set_xticks(range(len(lengths)), [compact(length) for length in lengths])
@@ -282,7 +283,8 @@ def finish(
     """One legend for all panels, below them, in the order of the models; then save."""
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
-    seeds, names = set(counts), {label: label for label in labels}
+    seeds = set(counts)
+    names = {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
         names[result.label] = name + (
             "" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed"

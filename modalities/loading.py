@@ -95,7 +95,10 @@ class _Loader(Generic[S]):
             raise ValueError(f"micro_batch {micro_batch} must be at least 1")
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is outside 0..{world - 1}")
-        self.source, self.micro_batch, self.rank, self.world = source, micro_batch, rank, world
+        self.source = source
+        self.micro_batch = micro_batch
+        self.rank = rank
+        self.world = world
         self.num_workers = num_workers
 
     @property
@@ -136,7 +139,8 @@ class IndexedLoader(_Loader[Samples]):
 
     def __init__(self, source: Samples, micro_batch: int, **share: int) -> None:
         super().__init__(source, micro_batch, **share)
-        self.next_sample, self._loaded = 0, False
+        self.next_sample = 0
+        self._loaded = False
 
     def __len__(self) -> int:
         """Batches of a pass. TypeError for endless samples."""
@@ -167,7 +171,8 @@ class IndexedLoader(_Loader[Samples]):
 
     def load_state_dict(self, state: State) -> None:
         self.check_state(state)
-        self.next_sample, self._loaded = int(state["next_sample"]), True
+        self.next_sample = int(state["next_sample"])
+        self._loaded = True
 
 
 class StreamLoader(_Loader[Stream]):
@@ -205,15 +210,20 @@ class StreamLoader(_Loader[Stream]):
             raise ValueError(
                 f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ"
             )
-        self.batches, self.states = int(state["batches"]), copy.deepcopy(state.get("states", {}))
+        self.batches = int(state["batches"])
+        self.states = copy.deepcopy(state.get("states", {}))
 
 
 class _StreamBatches(IterableDataset):
     """(worker, batch, events, state) of one rank from its batch number `batches` on."""
 
     def __init__(self, loader: StreamLoader) -> None:
-        self.source, self.batches, self.states = loader.source, loader.batches, dict(loader.states)
-        self.rank, self.world, self.workers = loader.rank, loader.world, loader.workers
+        self.source = loader.source
+        self.batches = loader.batches
+        self.states = dict(loader.states)
+        self.rank = loader.rank
+        self.world = loader.world
+        self.workers = loader.workers
 
     def __iter__(self) -> Iterator[tuple[int, Arrays, Events, Any]]:
         # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes
@@ -221,7 +231,8 @@ class _StreamBatches(IterableDataset):
         info = get_worker_info()
         worker = ((info.id if info else 0) + self.batches) % self.workers
         done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
-        slot, slots = self.rank * self.workers + worker, self.world * self.workers
+        slot = self.rank * self.workers + worker
+        slots = self.world * self.workers
         for batch, events, state in self.source.batches(
             slot, slots, done, self.states.get(str(worker))
         ):
@@ -233,7 +244,8 @@ class FirstBatches:
     every iteration."""
 
     def __init__(self, loader: IndexedLoader, samples: int) -> None:
-        self.loader, self.count = loader, -(-samples // (loader.micro_batch * loader.world))
+        self.loader = loader
+        self.count = -(-samples // (loader.micro_batch * loader.world))
 
     def __iter__(self) -> Iterator[Batch]:
         return itertools.islice(self.loader, self.count)
@@ -275,7 +287,8 @@ class RowBatches(Dataset):
     many batches."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.size = rows, rows.size
+        self.rows = rows
+        self.size = rows.size
 
     @property
     def report(self) -> str:
@@ -356,7 +369,8 @@ def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
     places = index.astype(np.uint64)
     outside = np.arange(len(places))
     while len(outside):
-        left, right = places[outside] >> half, places[outside] & mask
+        left = places[outside] >> half
+        right = places[outside] & mask
         for round_key in keys:
             left, right = right, left ^ (hash64(round_key[outside] ^ right) & mask)
         places[outside] = (left << half) | right

@@ -81,7 +81,8 @@ def paired_rows(
     or all units together where some are in several strata. A sample of one unit takes the mean
     variance of the others.
     """
-    sides, rows = [*model, *against], []
+    sides = [*model, *against]
+    rows = []
     shared = [key for key in sides[0] if all(key in side for side in sides)]
     columns = list(dict.fromkeys(column for _, column in shared))
     for point, column in sorted(
@@ -127,7 +128,8 @@ def _equal(units: list[list[float]], first: int) -> Comparison:
     """Scores of units (seeds of both, units), their means, and half the interval of the `first`
     rows minus the others."""
     scores = np.array(units)
-    gap, half = scores[:first].mean(0) - scores[first:].mean(0), math.nan
+    gap = scores[:first].mean(0) - scores[first:].mean(0)
+    half = math.nan
     if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
         half = t_quantile(0.95, gap.size - 1) * float(gap.std(ddof=1)) / math.sqrt(gap.size)
     return scores, scores.mean(1), half
@@ -139,7 +141,9 @@ def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     pairs = np.array(
         [[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units]
     )
-    total, weight = pairs[..., 0], pairs[..., 1]  # (seeds of both, units, strata)
+    # (seeds of both, units, strata)
+    total = pairs[..., 0]
+    weight = pairs[..., 1]
     held = weight.sum(1, keepdims=True)
     there = (held > 0).sum(2)  # strata that a side has
     ratio = _divided(total.sum(1, keepdims=True), held)
@@ -171,7 +175,9 @@ def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def t_quantile(share: float, degrees: int) -> float:
     """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to
     1e-12 of its angle."""
-    low, high = 0.0, math.pi / 2  # of θ = atan(t / √ν)
+    # of θ = atan(t / √ν)
+    low = 0.0
+    high = math.pi / 2
     while high - low > 1e-12:
         middle = (low + high) / 2
         low, high = (middle, high) if _t_share(middle, degrees) < share else (low, middle)
@@ -181,7 +187,8 @@ def t_quantile(share: float, degrees: int) -> float:
 def _t_share(angle: float, degrees: int) -> float:
     """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and
     26.7.4 (ν even)."""
-    odd, cos2 = degrees % 2, math.cos(angle) ** 2
+    odd = degrees % 2
+    cos2 = math.cos(angle) ** 2
     k = np.arange(1, (degrees - odd) // 2)
     ratios = (2 * k - 1 + odd) / (2 * k + odd)  # of one term to that before it, without cos²
     terms = float(1 + np.cumprod(ratios * cos2).sum()) if degrees > 1 else 0.0

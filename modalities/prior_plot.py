@@ -67,7 +67,8 @@ def log_prior_curve(layer: Attention, length: int) -> Tensor:
     Terms that depend on the key's position alone, such as GOAT's sink, are part of the curve: key 0
     is its last point.
     """
-    query, keys = Positions.line(1, offset=length - 1), Positions.line(length)
+    query = Positions.line(1, offset=length - 1)
+    keys = Positions.line(length)
     row = _log_prior(layer, query, keys, causal=True)[0, :, 0].flip(-1)
     return row - row.max(dim=-1, keepdim=True).values
 
@@ -101,14 +102,16 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
         height, width = model.config.train_size
         positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
         rows, columns = positions.shape
-        dy, dx = torch.arange(rows)[:, None] - rows // 2, torch.arange(columns) - columns // 2
+        dy = torch.arange(rows)[:, None] - rows // 2
+        dx = torch.arange(columns) - columns // 2
         at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
         patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
         curves = [
             torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1)
             for p in patches
         ]
-        trained, unit = height // (2 * height // rows), "patches"
+        trained = height // (2 * height // rows)
+        unit = "patches"
     else:
         at = (
             torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
@@ -121,7 +124,8 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
             log_prior_curve(prior, CURVE_LENGTH)[:, at.clamp(max=CURVE_LENGTH - 1)]
             for prior in priors
         ]
-        trained, unit = model.config.train_context, "tokens"
+        trained = model.config.train_context
+        unit = "tokens"
     layers = [
         [[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves
     ]
@@ -137,7 +141,8 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     """Write one PNG: a panel of curves for each layer. ValueError as in `layer_priors`."""
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
-    priors, trained = layer_priors(model), model.config.train_context
+    priors = layer_priors(model)
+    trained = model.config.train_context
     columns = min(4, len(priors))
     figure, axes = panels(math.ceil(len(priors) / columns), columns, width=3.6, height=3.2)
     from matplotlib import colormaps
@@ -149,7 +154,8 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         curves = log_prior_curve(prior, length)[:, distance]
         for head, (curve, retrieval) in enumerate(zip(curves, retrieval_heads(prior), strict=True)):
             color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
-            width, style = 2.6 if retrieval else 1.7, DASHES[head % 4]
+            width = 2.6 if retrieval else 1.7
+            style = DASHES[head % 4]
             axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width)
             if n == 0:
                 color = colormaps["cividis"](0.9 * head / last)
@@ -198,11 +204,13 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
     """
     priors = layer_priors(model)
     pixels = (size, size) if size is not None else model.config.train_size
-    positions, trained = model.positions(*pixels), model.positions(*model.config.train_size)
+    positions = model.positions(*pixels)
+    trained = model.positions(*model.config.train_size)
     maps = [centre_log_prior(prior, positions) for prior in priors]
     darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
     (height, width), (least_height, least_width) = positions.shape, trained.shape
-    y, x = height // 2, width // 2
+    y = height // 2
+    x = width // 2
     columns = max(prior.num_heads for prior in priors)
     figure, axes = panels(len(priors), columns, width=1.8, height=1.7 * height / width + 0.3)
     from matplotlib.patches import Rectangle
@@ -256,10 +264,13 @@ def plot_prior(
     import_named(import_)
     require("matplotlib", "drawing priors", "figures")
     if os.path.isdir(name):
-        model, title = load_model(name), title_of(name)
+        model = load_model(name)
+        title = title_of(name)
     else:
-        model, title = create_model(name), name if "." in name else f"{name} (untrained)"
-    path, grid = out or Path(f"{Path(name).name}.prior.png"), model.train_positions().is_grid
+        model = create_model(name)
+        title = name if "." in name else f"{name} (untrained)"
+    path = out or Path(f"{Path(name).name}.prior.png")
+    grid = model.train_positions().is_grid
     if (length if grid else size) is not None:
         wrong, right = ("length", "size, in pixels") if grid else ("size", "length, in tokens")
         raise ValueError(f"--{wrong} does not apply to this model; use --{right}")

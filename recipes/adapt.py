@@ -129,7 +129,8 @@ def adapt_command(
     model, tokenizer, spec = adapting.open_adaptable(name)
     context = run.context or model.config.max_position_embeddings
     size = adapting.rows_at_once(run.batch, context)
-    rows, heldout = None, None
+    rows = None
+    heldout = None
     if run.steps:
         rows = adapting.adaptation_rows(
             spec,
@@ -173,7 +174,8 @@ def adapt_command(
         "out": f"{out}, " + ("a whole model" if run.train == "all" else "an adapter"),
     }
     if rows is not None:
-        numbers, tokens = sum(p.numel() for p in trained), run.steps * run.batch * context
+        numbers = sum(p.numel() for p in trained)
+        tokens = run.steps * run.batch * context
         shape = f"{run.batch} rows of {context:,} tokens, {size} a pass"
         facts["trained"] = f"{numbers:,} numbers, {run.steps:,} steps of {shape}"
         facts["data"] = (

@@ -57,10 +57,8 @@ def call(
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
-    settings, text = (
-        {"ignore_unknown_options": any_option},
-        text.replace("\n\n    ", "\n\n\b\n    "),
-    )
+    settings = {"ignore_unknown_options": any_option}
+    text = text.replace("\n\n    ", "\n\n\b\n    ")
     app.command(help=text, context_settings=settings)(
         function
     )  # \b: blocks of commands keep their lines
@@ -124,17 +122,16 @@ def with_options(
     ]
     command.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
-    command.__doc__, command.__module__, command.__name__ = (
-        function.__doc__,
-        function.__module__,
-        function.__name__,
-    )
+    command.__doc__ = function.__doc__
+    command.__module__ = function.__module__
+    command.__name__ = function.__name__
     return command
 
 
 def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> inspect.Parameter:
     default = "" if field.default in (None, False) else f"; default {field.default}"
-    text, parse = owners + field.metadata.get("help", "") + default, field.metadata.get("parse")
+    text = owners + field.metadata.get("help", "") + default
+    parse = field.metadata.get("parse")
     if parse is not None:
 
         def parsed(word: str) -> object:
@@ -143,10 +140,8 @@ def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> i
             except ValueError as error:
                 raise typer.BadParameter(str(error)) from error
 
-        info, hint = (
-            typer.Option(option_name(field.name), help=text, parser=parsed, metavar="VALUE"),
-            object,
-        )
+        info = typer.Option(option_name(field.name), help=text, parser=parsed, metavar="VALUE")
+        hint = object
     else:
         info = typer.Option(option_name(field.name), help=text)
         hint = next(

@@ -226,7 +226,8 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
 
     def methods_of(self, family: RecipeFamily) -> list[str]:
         """The methods whose recipes are listed."""
-        start, end = f"{self.modality}_", f"_{family.model_size}"
+        start = f"{self.modality}_"
+        end = f"_{family.model_size}"
         models = list_models(f"{start}*{end}") if family.listed is None else ()
         methods = family.listed or [model.removeprefix(start).removesuffix(end) for model in models]
         return [method for method in methods if family.fits(method)]
@@ -309,7 +310,8 @@ def open_recipe(name: str) -> Recipe:
     match = re.fullmatch(r"(.*\.py)(?::(\w*))?", name)
     if not match:
         return find_recipe(name)
-    path, function = match[1], match[2] or ""
+    path = match[1]
+    function = match[2] or ""
     try:
         module = import_file(path)
     except (OSError, ImportError) as error:
@@ -346,7 +348,8 @@ def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, se
     changes one entry of the option A, which is otherwise as the recipe or the registered model has
     it.
     """
-    recipe, overridden_keys = copy.deepcopy(recipe), set()
+    recipe = copy.deepcopy(recipe)
+    overridden_keys = set()
     sections = {
         name: value for name, value in vars(recipe).items() if dataclasses.is_dataclass(value)
     }
@@ -419,7 +422,8 @@ def parse_value(text: str) -> object:
 
 def parse_field(text: str, hint: object) -> object:
     """A value for a field with this annotation, not checked."""
-    text, kinds = text.strip(), typing.get_args(hint)
+    text = text.strip()
+    kinds = typing.get_args(hint)
     if type(None) in kinds:
         if text.lower() in ("none", "null"):
             return None
@@ -454,7 +458,8 @@ def resolve_batch(
             f"train.sequence_parallel={shared}: expected a divisor of the number of ranks, {world}"
         )
     world //= shared
-    micro, steps = micro_batch, accumulation
+    micro = micro_batch
+    steps = accumulation
     if micro is None:
         steps = steps or 1
         micro = max(1, batch // (steps * world))
@@ -480,7 +485,8 @@ CHOICES = {
 
 def check_values(recipe: Recipe) -> None:
     """ConfigError for a value that can never be right, whatever the machine."""
-    optim, train = recipe.optim, recipe.train
+    optim = recipe.optim
+    train = recipe.train
     try:
         for section in ("optim", "train", "evaluate"):
             check_fields(getattr(recipe, section), f"{section}.")
@@ -515,7 +521,8 @@ def resolve(
     user_config: the user's DeepSpeed JSON. It wins over the recipe, and must not contradict a
     `--set` (`overridden_keys`).
     """
-    recipe, user_config = copy.deepcopy(recipe), copy.deepcopy(user_config or {})
+    recipe = copy.deepcopy(recipe)
+    user_config = copy.deepcopy(user_config or {})
     chosen_keys = set(overridden_keys)
     if user_config:
         from recipes.deepspeed_json import apply_user_config

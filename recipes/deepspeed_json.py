@@ -130,12 +130,10 @@ def _section_claims(user_config: Json) -> Iterator[Claim]:
     """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no
     counterpart in a recipe."""
     for name in [name for name in TYPES if name in user_config]:
-        section, types, known, fixed = (
-            user_config.pop(name),
-            TYPES[name],
-            PARAMETERS[name],
-            FIXED[name],
-        )
+        section = user_config.pop(name)
+        types = TYPES[name]
+        known = PARAMETERS[name]
+        fixed = FIXED[name]
         parameters = section.get("params", {})
         if not isinstance(parameters, dict):
             raise ConfigError(f"{FLAG}: {name}.params={parameters!r}: expected an object")

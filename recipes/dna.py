@@ -70,7 +70,8 @@ def human_3m(method: str) -> Recipe:
     recipe = human_tiny(method)
     recipe.name = f"dna.{method}_human_3m"
     recipe.model = Model(f"dna_{method}_copy_3m")
-    recipe.optim.lr, recipe.optim.warmup = 1.5e-3, 100
+    recipe.optim.lr = 1.5e-3
+    recipe.optim.warmup = 100
     recipe.train.batch = 32
     return recipe
 

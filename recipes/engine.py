@@ -188,8 +188,11 @@ class Engine:
     def __init__(self, model: ZooModel, plan: Plan, ranks: Ranks, *, universal: bool = False):
         import deepspeed
 
-        self.plan, self.ranks, self.settings = plan, ranks, plan.recipe.train
-        optim, steps = plan.recipe.optim, self.settings.steps
+        self.plan = plan
+        self.ranks = ranks
+        self.settings = plan.recipe.train
+        optim = plan.recipe.optim
+        steps = self.settings.steps
         model = model.to(ranks.device)
         if ranks.shared > 1:
             model.sequence = sequence_group(ranks.shared)
@@ -372,10 +375,8 @@ class Engine:
         ) as error:  # torch's and safetensors' writers have their own
             if ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
-            reason, free = (
-                str(error).strip().partition("\n")[0],
-                shutil.disk_usage(folder.parent).free / 1e6,
-            )
+            reason = str(error).strip().partition("\n")[0]
+            free = shutil.disk_usage(folder.parent).free / 1e6
             what = f"the checkpoint of step {state['step']} could not be written to {folder}"
             raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
 
@@ -389,7 +390,8 @@ class Engine:
             path, state = self._deepspeed.load_checkpoint(str(link), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
-        schedule, groups = self._schedule, self._deepspeed.optimizer.param_groups
+        schedule = self._schedule
+        groups = self._deepspeed.optimizer.param_groups
         for group, decay, base, factor in zip(
             groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True
         ):
@@ -415,10 +417,8 @@ class Engine:
         """`export` to a folder that appears whole; an older one, or the one that a link names, is
         replaced."""
         folder = folder.resolve()
-        partial, old = (
-            folder.with_name(folder.name + ".partial"),
-            folder.with_name(folder.name + ".old"),
-        )
+        partial = folder.with_name(folder.name + ".partial")
+        old = folder.with_name(folder.name + ".old")
         if self.ranks.lead:
             for path in (partial, old):  # left by a process that was stopped
                 shutil.rmtree(path, ignore_errors=True)
@@ -519,16 +519,12 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
             and parameter.ndim == 2
             and name.startswith("layers.")
         )
-        order, settings = (
-            int(not is_matrix),
-            {"weight_decay": optim.weight_decay if is_matrix else 0.0},
-        )
+        order = int(not is_matrix)
+        settings = {"weight_decay": optim.weight_decay if is_matrix else 0.0}
         if is_muon:
             scale = optim.muon_lr_scale
-            order, settings = (
-                3,
-                {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale},
-            )
+            order = 3
+            settings = {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
         elif name in priors:
             order, settings["lr"] = 2, optim.lr * optim.prior_lr_scale
         if optim.name == "muon":
@@ -578,7 +574,8 @@ class WeightAverage:
     FILE = "ema.safetensors"
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay, self.steps = decay, 0
+        self.decay = decay
+        self.steps = 0
         self.average = {name: p.detach().float().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()

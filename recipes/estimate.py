@@ -66,7 +66,8 @@ def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
     of libraries is not counted: on the CPU that is several hundred MiB of a process.
     Raises ConfigError where the device has not the memory.
     """
-    device, settings = trainer.ranks.device, trainer.settings
+    device = trainer.ranks.device
+    settings = trainer.settings
     seconds: list[float] = []
     targets = 0.0
     try:
@@ -111,12 +112,11 @@ def build_on_meta(recipe: Recipe) -> ZooModel:
 
 def describe(plan: Plan) -> dict[str, str]:
     """Figures of a plan as text, by name."""
-    recipe, train = plan.recipe, plan.recipe.train
-    modality, model, shared = (
-        find_modality(recipe.modality),
-        build_on_meta(recipe),
-        train.sequence_parallel,
-    )
+    recipe = plan.recipe
+    train = plan.recipe.train
+    modality = find_modality(recipe.modality)
+    model = build_on_meta(recipe)
+    shared = train.sequence_parallel
     check_sequence(model, shared)
     parameters = sum(p.numel() for p in model.parameters())
     cost = modality.cost(model, recipe.data, 4 if train.precision == "fp32" else 2)
@@ -145,7 +145,8 @@ def memory_per_rank(parameters: int, plan: Plan, cost: Cost) -> dict[str, float]
     weights. Ranks that share lines divide the activations. Logits stand three times at the peak.
     What a DeepSpeed file offloads to the CPU is not deducted.
     """
-    train, world = plan.recipe.train, plan.world
+    train = plan.recipe.train
+    world = plan.world
     rows = (train.micro_batch or 1) / train.sequence_parallel
     weights, gradients, optimizer = (4, 4, 8) if train.precision == "fp32" else (2, 2, 12)
     memory = {

@@ -154,7 +154,8 @@ class CellStore:
                 if entry["key"] != self.key:
                     raise ValueError("it has other settings")
                 return
-            name, value = entry["cell"], entry["value"]
+            name = entry["cell"]
+            value = entry["value"]
             if entry.get("crc", "") not in ("", _crc(name, value)):  # cells of 0.5 have none
                 raise ValueError("its checksum differs")
             self.finished.setdefault(name, value)
@@ -219,7 +220,8 @@ class Measurement:
         """Finished cells, keyed by everything that a cell's number depends on. The device and the
         batch size change rounding
         and costs alone, and are left out: a finished cell keeps the time and the memory it took."""
-        model, evaluator = self.target.model, self.evaluator
+        model = self.target.model
+        evaluator = self.evaluator
         key = {
             "evaluator": evaluator.name,
             "version": evaluator.version,
@@ -266,7 +268,9 @@ class Measurement:
 
         Raises CommandError where memory ends, with the options that take less.
         """
-        model, evaluator, label = self.target.model, self.evaluator, self.target.label
+        model = self.target.model
+        evaluator = self.evaluator
+        label = self.target.label
         store = self.store()
         if store.damaged:
             lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
@@ -320,9 +324,11 @@ def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
     Raises ValueError for what cannot be measured.
     """
     rates: dict[str, tuple[float, float]] = {}
-    rows, seconds = {}, 0.0
+    rows = {}
+    seconds = 0.0
     for m in measurements:
-        cells, store = m.evaluator.cells(m.target.model), m.store()
+        cells = m.evaluator.cells(m.target.model)
+        store = m.store()
         todo = [cell for cell in cells if cell.name not in store.finished]
         units = f"{short(sum(cell.cost for cell in todo))} {m.evaluator.unit} to read"
         rows[f"{m.evaluator.name} of {m.target.label}"] = (

@@ -62,7 +62,8 @@ def fetch_command(
         raise ImportError(
             f"{modality} needs its extra ({error}): pip install 'priorzoo[{modality}]'"
         ) from error
-    place, known = data or data_folder(), [*corpora, "all"]
+    place = data or data_folder()
+    known = [*corpora, "all"]
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(
@@ -78,10 +79,8 @@ def fetch_command(
             "name", "what", "download", "in the data folder", title=f"data folder: {place}"
         )
         for name, corpus in corpora.items():
-            size, state = (
-                corpus.sizes[offline] or f"--offline: {corpus.sizes[True]}",
-                "yes" if name in there else "no",
-            )
+            size = corpus.sizes[offline] or f"--offline: {corpus.sizes[True]}"
+            state = "yes" if name in there else "no"
             table.add_row(name, corpus.title, size, state)
         console.print(table)
         return 0

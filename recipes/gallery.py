@@ -100,7 +100,9 @@ def gallery_page(home: str = "") -> str:
     tables = card_scores()
     models: list[Json] = []
     for name, entry in manifest().items():
-        model, prior, reason = create_model(name), None, ""
+        model = create_model(name)
+        prior = None
+        reason = ""
         try:
             prior = prior_curves(model)
         except ValueError as error:

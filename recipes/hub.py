@@ -71,7 +71,9 @@ def hub_command(
         raise CommandError(f"--push {push!r}: expected OWNER/NAME")
     if out.exists():
         raise CommandError(f"{out} exists; remove it, or name another folder with --out")
-    console, recipe, source = Console(), None, Path(model).resolve()
+    console = Console()
+    recipe = None
+    source = Path(model).resolve()
     if (source / "recipe.json").is_file():
         loaded, recipe = load_run(model)
     elif source.is_dir():
@@ -83,7 +85,8 @@ def hub_command(
     if source.is_dir():
         card = _folder_card(source, loaded, recipe)
     else:
-        card, dtype = _published_card(model, weights_entry(model)), dtype or "bfloat16"
+        card = _published_card(model, weights_entry(model))
+        dtype = dtype or "bfloat16"
     card.title, card.license = (
         push.partition("/")[2] * source.is_dir() or card.title,
         license_ or card.license,
@@ -147,7 +150,8 @@ class Card:
         results = []
         for row in self.rows:
             axis, *scores = row
-            place, task = f"{axis} {row[axis]}", self.modality.task
+            place = f"{axis} {row[axis]}"
+            task = self.modality.task
             name = f"held-out data, {place}"
             results += [
                 EvalResult(task, "held-out", name, score, row[score], dataset_config=place)
@@ -186,7 +190,8 @@ def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:
 
 def _published_card(name: str, entry: Row) -> Card:
     recipe = find_recipe(entry["recipe"])
-    tags, rows = [str(model_entry(name).config["position"])], entry.get("measured", ())
+    tags = [str(model_entry(name).config["position"])]
+    rows = entry.get("measured", ())
     facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
     return Card(
         name,
@@ -201,13 +206,16 @@ def _published_card(name: str, entry: Row) -> Card:
 
 def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
     """The card of a run or a saved model."""
-    modality, position = find_modality(model.modality), model.config.position
+    modality = find_modality(model.modality)
+    position = model.config.position
     tags = [position] if isinstance(position, str) else list(position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     facts: Json = {"position": ", ".join(tags), "parameters": f"{parameters:,}"}
-    title, source = folder.name, ""
+    title = folder.name
+    source = ""
     if recipe is not None:
-        title, source = recipe["name"], recipe["data"]["source"]
+        title = recipe["name"]
+        source = recipe["data"]["source"]
         facts |= {"recipe": title, "data": source}
         facts |= {key: recipe["train"][key] for key in ("steps", "batch", "seed", "precision")}
     return Card(title, modality, source, tags, facts)

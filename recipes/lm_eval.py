@@ -34,7 +34,9 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: pip install 'priorzoo[lm-eval]'") from error
     torch.set_flush_denormal(True)  # as in recipes/commands.py
-    before, sys.argv = sys.argv, ["lm-eval", *words]  # where the harness reads them
+    # where the harness reads them
+    before = sys.argv
+    sys.argv = ["lm-eval", *words]
     try:
         cli_evaluate()
     finally:

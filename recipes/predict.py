@@ -37,7 +37,8 @@ def predict_command(
     if missing := [image for image in images if not os.path.isfile(image)]:
         raise CommandError(f"{missing[0]!r} is no file")
     target = find_trained(name, device, import_)
-    model, console = target.model, Console()
+    model = target.model
+    console = Console()
     if not isinstance(model, Classifier):
         raise CommandError(
             f"{target.label} has no classes: models of {target.modality} name nothing"

@@ -24,14 +24,18 @@ class CellProgress:
     unit: what they are."""
 
     def __init__(self, name: str, total: int, unit: str, console: Console):
-        self.name, self.total, self.unit, self.console = name, total, unit, console
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.console = console
         self.finished = self.part = 0  # units of finished cells, and of the one that is read
         self.started = self.last_line = time.perf_counter()
 
     def advance(self, units: int) -> None:
         """Count units of the cell that is being read."""
         self.part += units
-        now, done = time.perf_counter(), min(self.finished + self.part, self.total)
+        now = time.perf_counter()
+        done = min(self.finished + self.part, self.total)
         if now - self.last_line >= EVERY:
             self.last_line, rate = now, done / (now - self.started)
             left = clock((self.total - done) / rate) if rate else "…"
@@ -40,7 +44,8 @@ class CellProgress:
 
     def finish(self, units: int) -> None:
         """Count a whole cell of `units`, in place of its parts."""
-        self.finished, self.part = self.finished + units, 0
+        self.finished = self.finished + units
+        self.part = 0
         self.advance(0)
 
 

@@ -70,11 +70,10 @@ from zoo.model import ZooModel, saved_model_damage
 if TYPE_CHECKING:
     from recipes.engine import Ranks
 
-LOSS_CURVE, COMPLETE = "plots/loss.png", "complete.json"
-NAME, REMNANT = (
-    re.compile(r"step_\d{8,}"),
-    re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)"),
-)
+LOSS_CURVE = "plots/loss.png"
+COMPLETE = "complete.json"
+NAME = re.compile(r"step_\d{8,}")
+REMNANT = re.compile(r"step_\d{8,}(\.partial|\.universal|\.universal\.partial)")
 DESCRIPTION = ("recipe.json", "deepspeed.json", "environment.json")
 
 
@@ -82,7 +81,8 @@ class RunFolder:
     """Files of one run. `words`: of the command line that trains it, without its folder."""
 
     def __init__(self, path: str | Path, words: Sequence[str] = ()):
-        self.path, self.words = Path(path), words
+        self.path = Path(path)
+        self.words = words
         self.metrics_path = self.path / "metrics.jsonl"
         self.checkpoint_root = self.path / "checkpoints"
 
@@ -103,9 +103,11 @@ class RunFolder:
         packages = (
             sys.modules.get(name) for name in ("torch", "deepspeed", "numpy", "safetensors", "zoo")
         )
-        git, commit = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], ""
+        git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        commit = ""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            place, silence = Path(__file__).parent, subprocess.DEVNULL
+            place = Path(__file__).parent
+            silence = subprocess.DEVNULL
             commit = subprocess.check_output(
                 git, cwd=place, stderr=silence, text=True, timeout=10
             ).strip()
@@ -321,7 +323,8 @@ def own_run(
         if isinstance(answer[0], ConfigError):
             raise answer[0]
         assert answer[0] is not None
-        run, checkpoint = RunFolder(answer[0][0], words), answer[0][1]
+        run = RunFolder(answer[0][0], words)
+        checkpoint = answer[0][1]
         try:
             yield run, checkpoint
         except OSError as error:

@@ -184,7 +184,8 @@ def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str
         make,
     ) in baselines.items():  # at the lengths and on the data of the first model
         model = make(first.model.config.train_context if first else 256)
-        seed, data = (getattr(model.config, "seed", None),) * 2, first.data if first else {}
+        seed = (getattr(model.config, "seed", None),) * 2
+        data = first.data if first else {}
         targets[name] = Target(
             name, modality.name, model, True, without_seed(name), seed=seed, data=data
         )
@@ -262,7 +263,8 @@ def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
         target = Target(name, modality, model, trained, family=name)
     else:
         target = _folder(name) if os.path.isdir(name) else _registered(name)
-    model, label = target.model, target.label + " (untrained)" * (not target.trained)
+    model = target.model
+    label = target.label + " (untrained)" * (not target.trained)
     if overrides:
         model = model if outside else override(model, overrides)
         label += " " + ",".join(f"{key}={value}" for key, value in _leaves(overrides))
@@ -276,12 +278,14 @@ def _folder(name: str) -> Target:
     """A run folder, or a folder of save_pretrained."""
     path = Path(name).resolve()
     if not (path / "recipe.json").exists() and (path / "config.json").exists():
-        model, unknown = load_model(path), (None, None)
+        model = load_model(path)
+        unknown = (None, None)
         return Target(
             path.name, model.modality, model, True, str(path), unknown, unknown, shipped=False
         )
     model, recipe = load_run(name)
-    train, data = recipe.get("train", {}), recipe.get("data", {})
+    train = recipe.get("train", {})
+    data = recipe.get("data", {})
     without = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
     for section in ("train", "data"):
         without.get(section, {}).pop("seed", None)
@@ -316,7 +320,8 @@ def _registered(name: str) -> Target:
     if not trained:
         torch.manual_seed(0)  # so that a random model is the same one each time
     data = dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}
-    recipe, seed = (card.get("recipe"), card.get("steps")), (card.get("seed"),) * 2
+    recipe = (card.get("recipe"), card.get("steps"))
+    seed = (card.get("seed"),) * 2
     model = create_model(name)
     return Target(name, model.modality, model, trained, without_seed(name), recipe, seed, data=data)
 
@@ -366,8 +371,10 @@ def override(model: Any, overrides: Overrides) -> Any:
         changes[key] = (
             merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
         )
-    variant, fresh = type(model)(replace(config, **changes)), type(model)(config)
-    weights, initial = dict(model.named_parameters()), fresh.state_dict()
+    variant = type(model)(replace(config, **changes))
+    fresh = type(model)(config)
+    weights = dict(model.named_parameters())
+    initial = fresh.state_dict()
     # Buffers follow from the configuration, but for what training wrote, such as a memory.
     for name, value in model.state_dict().items():
         if name not in weights and not torch.equal(value, initial[name].to(value)):

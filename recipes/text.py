@@ -38,7 +38,8 @@ def tiny(method: str) -> Recipe:
     """
     facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
     # With half-lives of one token, as published, `fox` learned no answer.
-    parts, lives = method.removesuffix("_ssmax").split("+"), {"half_lives": [4, 256]}
+    parts = method.removesuffix("_ssmax").split("+")
+    lives = {"half_lives": [4, 256]}
     options = (
         {"position_options": {"fox": lives} if len(parts) > 1 else lives} if "fox" in parts else {}
     )
@@ -64,14 +65,13 @@ def tiny_extend(method: str) -> Recipe:
     """
     recipe = tiny(method)
     position = method.removesuffix("_ssmax")
-    recipe.name, recipe.model.init_from = f"text.{method}_tiny_extend", f"newest:text.{method}_tiny"
+    recipe.name = f"text.{method}_tiny_extend"
+    recipe.model.init_from = f"newest:text.{method}_tiny"
     recipe.model.options = {"position_options": pinned_context(position, recipe.data.context)}
     recipe.data = replace(recipe.data, context=4 * recipe.data.context, seed=1)
-    recipe.optim.lr, recipe.optim.schedule, recipe.optim.warmup = (
-        0.1 * recipe.optim.lr,
-        "constant",
-        16,
-    )
+    recipe.optim.lr = 0.1 * recipe.optim.lr
+    recipe.optim.schedule = "constant"
+    recipe.optim.warmup = 16
     recipe.train.steps, recipe.train.batch, recipe.train.save_every = (
         200,
         max(1, recipe.train.batch // 4),
@@ -93,7 +93,8 @@ def drope_tiny() -> Recipe:
     `text_nope_ssmax_tiny` has a row scale that is trained.
     """
     recipe = tiny("nope")
-    recipe.name, recipe.model.init_from = "text.drope_tiny", "newest:text.rope_tiny"
+    recipe.name = "text.drope_tiny"
+    recipe.model.init_from = "newest:text.rope_tiny"
     recipe.data, recipe.train.steps = replace(recipe.data, seed=1), recipe.train.steps // 10
     return recipe
 
@@ -152,7 +153,8 @@ def goat_c4(method: str) -> Recipe:
     the start (released: deviation 1e-3), and the prior's vectors do not decay. Its script's
     defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
     """
-    c4, lanes = "hf:allenai/c4:en", {} if method.removesuffix("_ssmax") == "goat" else BESIDE
+    c4 = "hf:allenai/c4:en"
+    lanes = {} if method.removesuffix("_ssmax") == "goat" else BESIDE
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
@@ -204,10 +206,8 @@ def bam(method: str, size: str) -> Recipe:
     options = {"weight_init": "torch"} | of_size | BAM_METHODS.get(plain, BESIDE)
     if plain != method:
         options |= {"ssmax_start": 1.0} | ({"scale_prior": False} if plain == "alibi" else {})
-    fineweb, tokenizer = (
-        "hf:HuggingFaceFW/fineweb:sample-10BT:train",
-        "data/mistral-v0.3/tokenizer.json",
-    )
+    fineweb = "hf:HuggingFaceFW/fineweb:sample-10BT:train"
+    tokenizer = "data/mistral-v0.3/tokenizer.json"
     return Recipe(
         name=f"text.bam_{method}_{size}",
         modality="text",

@@ -93,10 +93,15 @@ class Trainer:
     every method."""
 
     def __init__(self, plan: Plan, ranks: Ranks, run: RunFolder, signals: Sequence[int] = ()):
-        self.plan, self.ranks, self.run, self.signals = plan, ranks, run, signals
-        self.recipe, self.settings = plan.recipe, plan.recipe.train
+        self.plan = plan
+        self.ranks = ranks
+        self.run = run
+        self.signals = signals
+        self.recipe = plan.recipe
+        self.settings = plan.recipe.train
         self.modality = find_modality(self.recipe.modality)
-        self.steps_done, self.targets_seen = 0, 0
+        self.steps_done = 0
+        self.targets_seen = 0
         self.saved_step: int | None = None
         self.loss: float | None = None  # of the last step read
         self.unread: QueuedStep | None = None  # the step whose numbers are not read yet
@@ -104,7 +109,10 @@ class Trainer:
 
     def setup(self, checkpoint: Path | None) -> None:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
-        recipe, settings, ranks, modality = self.recipe, self.settings, self.ranks, self.modality
+        recipe = self.recipe
+        settings = self.settings
+        ranks = self.ranks
+        modality = self.modality
         torch.manual_seed(settings.seed)
         stored, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
         loader_options = {
@@ -133,17 +141,13 @@ class Trainer:
             self.heldout = modality.heldout(
                 recipe.data, samples=recipe.evaluate.samples, **loader_options
             )
-        self.engine, self.checkpoint = (
-            Engine(model, self.plan, ranks, universal=universal),
-            checkpoint,
-        )
+        self.engine = Engine(model, self.plan, ranks, universal=universal)
+        self.checkpoint = checkpoint
         if checkpoint and stored:
             state = self.engine.load(checkpoint, stored)
-            self.steps_done, self.targets_seen, self.saved_step = (
-                state["step"],
-                state["seen"],
-                state["step"],
-            )
+            self.steps_done = state["step"]
+            self.targets_seen = state["seen"]
+            self.saved_step = state["step"]
             self.loader.load_state_dict(rank_state(state["data"], ranks))
         self.batches = iter(self.loader)
         if ranks.lead:
@@ -153,7 +157,8 @@ class Trainer:
 
     def fit(self) -> int:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
-        settings, every = self.settings, self.recipe.evaluate.every
+        settings = self.settings
+        every = self.recipe.evaluate.every
         self.begun, self.first_step = time.perf_counter(), self.steps_done
         self.announce()
         self.engine.train()
@@ -166,10 +171,8 @@ class Trainer:
             if stops or self.is_due(settings.save_every):
                 self.save()
             if stops and self.steps_done < settings.steps:
-                number, place = (
-                    next(iter(self.signals), signal.SIGTERM),
-                    self.run.checkpoint(self.steps_done),
-                )
+                number = next(iter(self.signals), signal.SIGTERM)
+                place = self.run.checkpoint(self.steps_done)
                 self.print(
                     f"stopped by signal {number} after step {self.steps_done}, saved as {place}. "
                     f"Continue with: {self.run.continuation()}"
@@ -197,7 +200,8 @@ class Trainer:
         is saved whose loss or gradient is not finite. Else the device always has the next step
         queued.
         """
-        before, self.unread = self.unread, self.launch()
+        before = self.unread
+        self.unread = self.launch()
         stops = self.finish(before) if before else False
         # One rank alone sees its signals at once; several agree on them by numbers of the device.
         interrupted = bool(self.signals) if self.ranks.world == 1 else stops
@@ -207,12 +211,16 @@ class Trainer:
             *(every for every, _ in self.evaluators),
         ]
         if interrupted or any(map(self.is_due, pauses)):
-            stops, self.unread = self.finish(self.unread), None
+            stops = self.finish(self.unread)
+            self.unread = None
         return stops
 
     def launch(self) -> QueuedStep:
         """Queue a step on the device. Nothing here waits for it."""
-        ranks, settings, engine, signals = self.ranks, self.settings, self.engine, self.signals
+        ranks = self.ranks
+        settings = self.settings
+        engine = self.engine
+        signals = self.signals
         # A seed per step and rank, so that dropout resumes exactly with no stored random state.
         torch.manual_seed((settings.seed * 1_000_003 + self.steps_done) * ranks.world + ranks.rank)
         accumulation = settings.accumulation or 1
@@ -241,7 +249,9 @@ class Trainer:
         """Read and record the numbers of a step; whether a rank has a signal."""
         (loss, norm, targets, stop), seconds = self.read(step)
         self.targets_seen += round(targets)
-        spent, unit, rate = time.perf_counter() - self.begun, self.modality.unit, targets / seconds
+        spent = time.perf_counter() - self.begun
+        unit = self.modality.unit
+        rate = targets / seconds
         values: dict[str, float] = {"loss": loss, "lr": step.lr, unit: self.targets_seen}
         if self.engine.knows_gradients:
             values["grad_norm"] = norm
@@ -275,9 +285,12 @@ class Trainer:
 
     def heldout_loss(self) -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
-        engine, modality, device = self.engine, self.modality, self.ranks.device
+        engine = self.engine
+        modality = self.modality
+        device = self.ranks.device
         engine.train(False)
-        names, weight = ("loss", *modality.metrics), 0.0
+        names = ("loss", *modality.metrics)
+        weight = 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=device)
         with torch.no_grad(), engine.averaged():
             for batch in self.heldout or ():  # every rank runs every batch: ZeRO-3 gathers together
@@ -341,7 +354,9 @@ class Trainer:
             print(printable(text), flush=True)
 
     def announce(self) -> None:
-        recipe, settings, ranks = self.recipe, self.settings, self.ranks
+        recipe = self.recipe
+        settings = self.settings
+        ranks = self.ranks
         parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters())
         shared = f", {ranks.shared} ranks a line" if ranks.shared > 1 else ""
         self.print(
@@ -465,10 +480,8 @@ def train_command(
     if dry_run and not calibrate:
         from recipes.estimate import print_plan
 
-        world, device = (
-            world or int(os.environ.get("WORLD_SIZE", 1)),
-            "cuda" if wants_cuda() else "cpu",
-        )
+        world = world or int(os.environ.get("WORLD_SIZE", 1))
+        device = "cuda" if wants_cuda() else "cpu"
         print_plan(resolve(recipe, world, device, user_config, overridden_keys), as_json=json_)
         return 0
     require("deepspeed", "training", "train")

@@ -83,7 +83,9 @@ def train_seeds_command(
         ]
     print(f"{len(runs)} runs, folders in {out}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    codes, processes, stops = [], list[subprocess.Popen[str]](), list[int]()
+    codes = []
+    processes = list[subprocess.Popen[str]]()
+    stops = list[int]()
     with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes, stops)):
         results = [pool.submit(_train, processes, stops, *run) for run in runs.items()]
         for folder, result in zip(runs, results, strict=True):
@@ -125,8 +127,10 @@ def _train(
         return 128 + stops[0]
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
     command += ["--run-dir", str(folder), "--resume", "auto"]
-    environment, shown = os.environ | {"OMP_NUM_THREADS": "1"}, -math.inf
-    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    shown = -math.inf
+    pipe = subprocess.PIPE
+    both = subprocess.STDOUT
     with (
         Path(f"{folder}.log").open("a") as log,
         subprocess.Popen(

@@ -65,7 +65,8 @@ def scene(task: str, method: str) -> Recipe:
     windows one of the two is missing, and the answer is 0. Needs
     `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
     """
-    source, unmarked = task.partition("_")[0], 0.25 if task == "links" else 0.0
+    source = task.partition("_")[0]
+    unmarked = 0.25 if task == "links" else 0.0
     options: Options = {"target": "marked+map", "augment": "window", "shapes": SCENE_SHAPES[task]}
     return Recipe(
         name=f"vision.{method}_{task}",

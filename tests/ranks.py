@@ -74,7 +74,8 @@ class Ranks:
     def __init__(self, world: int) -> None:
         SERVER.set_forkserver_preload(PRELOAD)
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world)}
-        self.ends, self.processes = [], []
+        self.ends = []
+        self.processes = []
         for rank in range(world):
             ours, theirs = SERVER.Pipe()
             process = SERVER.Process(target=_serve, args=(theirs, address, str(rank)), daemon=True)

@@ -38,10 +38,13 @@ def built(
 ) -> tuple[AttentionCall, Tensor, Tensor]:
     """A call, and its content and log-prior logits (2, 3, T, S), −∞ where hidden, by the
     definitions."""
-    prior, generator, causal = make(name), torch.Generator().manual_seed(5), name not in GRID
+    prior = make(name)
+    generator = torch.Generator().manual_seed(5)
+    causal = name not in GRID
     segments = SEGMENTS if of else None
     keys = positions_for(name) if segments is None else Positions.documents(segments)
-    length, count = keys.length, queries or keys.length
+    length = keys.length
+    count = queries or keys.length
     q_pos = keys if count == length else keys.tail(count)
     options: dict[str, Any] = dict(generator=generator, dtype=torch.float64)
     q = torch.randn(2, 3, count, WIDTH, **options)
@@ -57,8 +60,10 @@ def built(
     )
     log_prior = prior.log_prior(q_pos, keys, causal=causal, x=x).expand_as(content)
     if scale is not None:
-        content, log_prior = content * scale[..., None], log_prior * scale[..., None]
-    i, j = torch.arange(length - count, length)[:, None], torch.arange(length)
+        content = content * scale[..., None]
+        log_prior = log_prior * scale[..., None]
+    i = torch.arange(length - count, length)[:, None]
+    j = torch.arange(length)
     shown = ((i >= j if causal else i == i) & (abs(i - j) < (window or length))).expand_as(content)
     if segments is not None:
         shown = shown & (segments[:, None, i[:, 0], None] == segments[:, None, None])
@@ -68,7 +73,8 @@ def built(
 def by_definition(s: Tensor, k: Tensor, sinks: Tensor) -> dict[str, Tensor]:
     """(2, 3, T) each from logits (2, 3, T, S) and the sink's key (2, 3, T, 1)."""
     p, prior, content = (logits.softmax(-1) for logits in (s + k, k, s))
-    seen, query = s > -math.inf, torch.arange(s.shape[3] - s.shape[2], s.shape[3])[:, None]
+    seen = s > -math.inf
+    query = torch.arange(s.shape[3] - s.shape[2], s.shape[3])[:, None]
     best = (s + k).scatter(-1, sinks, -math.inf).argmax(-1, keepdim=True)
     of_sink = {"sink_mass": p.gather(-1, sinks)}
     for name, logits in (("content_margin", s), ("prior_margin", k)):
@@ -121,7 +127,8 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
 
     model.forward_features(data, kernel=Keep())
     for n, (one, call) in enumerate(zip(analyse(model, data, full=True), calls, strict=True)):
-        assert one.layer == n and one.weights is not None
+        assert one.layer == n
+        assert one.weights is not None
         values = call.v.repeat_interleave(call.q.shape[1] // call.v.shape[1], 1).double()
         torch.testing.assert_close(
             (one.weights @ values).float(), ReferenceKernel().run(call), atol=2e-5, rtol=1e-4
@@ -130,7 +137,8 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
 
 
 def test_what_is_not_there_is_named() -> None:
-    model, data = create_model("text_goat_tiny"), torch.zeros(1, 40, dtype=torch.int64)
+    model = create_model("text_goat_tiny")
+    data = torch.zeros(1, 40, dtype=torch.int64)
     for options, message in [
         ({"rows": [40]}, r"rows \[40\]: expected some of 0 to 39"),
         ({"rows": []}, r"rows \[\]"),

@@ -74,7 +74,8 @@ def _imports(node: ast.AST, at_load: bool) -> Iterator[tuple[int, str, bool]]:
 
 def why_not(file: str, module: str, at_load: bool) -> str:
     """What is wrong with a file's import of a module; empty where nothing is."""
-    layer, target = file.partition("/")[0], module.partition(".")[0]
+    layer = file.partition("/")[0]
+    target = module.partition(".")[0]
     if target in LAYERS and LAYERS.index(target) > LAYERS.index(layer):
         return f"{layer} is below {target}"
     if any(

@@ -22,7 +22,8 @@ def weights():
 
 def test_sinks() -> None:
     """Rows are means over heads and rows that see enough keys."""
-    evaluator, model = Sinks(AttentionSettings(samples=2)), weights()
+    evaluator = Sinks(AttentionSettings(samples=2))
+    model = weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
     assert [row["layer"] for row in rows] == list(range(len(model.layers)))
     texts = [torch.as_tensor(evaluator.text(model, 256, index)[0])[None] for index in range(2)]
@@ -34,7 +35,8 @@ def test_sinks() -> None:
         assert row["content_range"] == pytest.approx(
             np.mean([float(s.mean()) for s in signal]), rel=1e-6
         )
-        masses, signals = torch.cat(mass), torch.cat(signal)
+        masses = torch.cat(mass)
+        signals = torch.cat(signal)
         bins = zip(EDGES[1:], EDGES[2:], row["sink_mass_by_range"][1:], strict=False)
         drawn = [(low, high, value) for low, high, value in bins if not math.isnan(value)]
         assert len(drawn) >= 2
@@ -48,7 +50,8 @@ def test_sinks() -> None:
 def test_heads() -> None:
     """Rows are means of each head, with its parameters; BAM, fig. 5: a head of θβ < 0 looks at the
     key, local ones do not."""
-    evaluator, model = Heads(AttentionSettings(samples=4, length=1024)), weights()
+    evaluator = Heads(AttentionSettings(samples=4, length=1024))
+    model = weights()
     rows = evaluator.rows(dict(evaluator.run(model)))
     assert [row["head"] for row in rows] == [
         f"{n}.{h}" for n in range(len(model.layers)) for h in range(4)
@@ -73,7 +76,8 @@ def test_heads() -> None:
         )
     near = [row["answer_mass"] for row in rows if row["theta_beta"] > 0.5]
     assert max(row["answer_mass"] for row in rows if row["retrieval"]) > 0.5
-    assert max(near) < 0.05 and len(near) >= 4
+    assert max(near) < 0.05
+    assert len(near) >= 4
 
 
 @pytest.mark.slow
@@ -83,7 +87,8 @@ def test_the_command_writes_table_and_figure(tmp_path) -> None:
     assert (tmp_path / "sinks.png").is_file()
     with open(tmp_path / "heads.text_ggd_ssmax_tiny.facts.tsv") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
-    assert len(rows) == 16 and {"theta_beta", "ssmax.s", "retrieval", "answer_mass"} <= set(rows[0])
+    assert len(rows) == 16
+    assert {"theta_beta", "ssmax.s", "retrieval", "answer_mass"} <= set(rows[0])
 
 
 @pytest.mark.parametrize(

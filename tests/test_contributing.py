@@ -67,10 +67,8 @@ def test_every_example(tmp_path: Path) -> None:
         for line in run("-m", "pytest", "-n0", *TESTS, *chosen).splitlines()
         if line.startswith("PASSED")
     ]
-    assert (
-        sum("blockwise" in line for line in passed) >= 30
-        and sum("blockwise" not in line for line in passed) >= 6
-    )
+    assert sum("blockwise" in line for line in passed) >= 30
+    assert sum("blockwise" not in line for line in passed) >= 6
 
     def with_settings(words: list[str], *pairs: str) -> list[str]:
         pairs = ("train.steps=2", "train.batch=2", "evaluate.every=0", *pairs)
@@ -92,5 +90,6 @@ def test_every_example(tmp_path: Path) -> None:
     assert all((tmp_path / name).exists() for name in written)
     with open(tmp_path / "out" / "repeat.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 4 and all(0 <= float(row["accuracy"]) <= 1 for row in rows)
+    assert len(rows) == 4
+    assert all(0 <= float(row["accuracy"]) <= 1 for row in rows)
     assert '"repeat/accuracy@16"' in (tmp_path / "run" / "metrics.jsonl").read_text()

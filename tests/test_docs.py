@@ -58,7 +58,8 @@ def test_links_and_folders_exist() -> None:
     assert len(links) > 5
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
     folders = re.findall(r"`(\w+)/`: ", README)
-    assert len(folders) == 4 and all((ROOT / folder).is_dir() for folder in folders)
+    assert len(folders) == 4
+    assert all((ROOT / folder).is_dir() for folder in folders)
 
 
 def test_blocks_of_python_import_what_they_use(tmp_path: Path) -> None:
@@ -86,11 +87,9 @@ def commands() -> list[str]:
 
 def test_commands_name_files_recipes_and_models_that_exist() -> None:
     assert len(commands()) > 30
-    wrong, recipes, models = (
-        [],
-        set(list_recipes()),
-        [*list_models(), *list_models(pretrained=True)],
-    )
+    wrong = []
+    recipes = set(list_recipes())
+    models = [*list_models(), *list_models(pretrained=True)]
     for line in commands():
         if (
             "…" in line or "tools/" in line or "--import" in line
@@ -216,7 +215,8 @@ def test_options_of_commands_exist(
                     + " "
                 )
             wrong += [] if f" {option} " in helps[called] else [f"{line}: {option}"]
-    assert not wrong and len(helps) > 8
+    assert not wrong
+    assert len(helps) > 8
 
 
 def run_code(code: str) -> None:

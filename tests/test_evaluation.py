@@ -32,14 +32,17 @@ class HueSettings(Settings):
 class Hues(Evaluator[HueSettings]):
     """The least that an evaluator defines."""
 
-    name, summary, scores = "hues", "mean hue", ()
+    name = "hues"
+    summary = "mean hue"
+    scores = ()
     axis = Axis("hue", "hue")
 
     def cells(self, model):
         return [Cell(f"{hue}/{n}", 1, {"hue": hue, "n": n}) for hue in (30, 10) for n in range(2)]
 
     def measure(self, model, cell):
-        hue, n = cell.data["hue"], cell.data["n"]
+        hue = cell.data["hue"]
+        n = cell.data["n"]
         return {"hue": hue, "value": hue + n, "list": [n, hue], "kind": "same", "label": f"{hue}"}
 
 
@@ -48,7 +51,8 @@ def test_settings():
         refuses(name, LengthSettings, **{name: wrong})
     assert LengthSettings(lengths=(64, 16, 64)).lengths == (16, 64)
     assert LengthSettings().resolved_lengths(128) == (128, 256, 512, 1024, 2048, 4096)
-    assert counts("128,512,4k") == (128, 512, 4096) and counts("1M, 2") == (2**20, 2)
+    assert counts("128,512,4k") == (128, 512, 4096)
+    assert counts("1M, 2") == (2**20, 2)
     for wrong in ("1x", "k", "-3", "1.5k"):
         refuses(wrong, counts, wrong)
     ticks = {128: "128", 1008: "1008", 1024: "1k", 1536: "1.5k", 2**20 - 1024: "1023k", 2**20: "1M"}
@@ -59,7 +63,8 @@ def test_rows_are_means_along_the_axis():
     evaluator = Hues()
     finished = {"30/0": {"hue": 30, "value": 99, "list": [0, 0], "kind": "same", "label": "x"}}
     cells = dict(evaluator.run(None, finished))
-    assert list(cells) == ["30/0", "30/1", "10/0", "10/1"] and evaluator.points(None) == (30, 10)
+    assert list(cells) == ["30/0", "30/1", "10/0", "10/1"]
+    assert evaluator.points(None) == (30, 10)
     assert evaluator.rows(cells) == [
         {"hue": 10, "value": 10.5, "list": [0.5, 10], "kind": "same", "label": "10"},
         {"hue": 30, "value": 65.0, "list": [0.5, 15], "kind": "same", "label": None},
@@ -80,11 +85,9 @@ def test_means_of_seeds():
     two = seed("b", size=[2, 3], top1=[1.0, 0.7], parts=[[0.0, 1.0], [1.0, 1.0]], note=["z", "y"])
     alone = seed("c", group="", size=[1], top1=[0.1])
     mean, other = mean_of_seeds([one, alone, two], "size")
-    assert (
-        isinstance(mean, SeedMean)
-        and other is alone
-        and (mean.label, mean.seeds, mean.seconds) == ("g", 2, 2.0)
-    )
+    assert isinstance(mean, SeedMean)
+    assert other is alone
+    assert (mean.label, mean.seeds, mean.seconds) == ("g", 2, 2.0)
     assert mean.rows == [
         {"size": 2, "top1": 0.75, "parts": [0.5, 1.0], "note": None}
     ]  # what both have
@@ -103,10 +106,9 @@ def test_means_of_missing_numbers():
         mean = mean_of_seeds([seed("a", size=[1], x=[1.0]), seed("b", size=[1], x=[x])], "size")[0]
         columns = [rows[0]["x"] for rows in (mean.rows, mean.high, mean.low, mean.deviation)]
         np.testing.assert_equal(columns, [x, x, math.nan if math.isnan(x) else 1.0, math.nan])
-    old, new = (
-        seed("a", size=[1], x=[1.0]),
-        seed("b", size=[1], x=[3.0], y=[5.0]),
-    )  # an older version had no y
+    # an older version had no y
+    old = seed("a", size=[1], x=[1.0])
+    new = seed("b", size=[1], x=[3.0], y=[5.0])
     mean = mean_of_seeds([old, new], "size")[0]
     assert (mean.rows[0]["x"], mean.rows[0]["y"], mean.low[0]["y"]) == (2.0, 5.0, 5.0)
     assert math.isnan(mean.deviation[0]["y"])
@@ -126,9 +128,8 @@ def test_students_t_and_the_standard_error():
     }
     assert {n: round(t_quantile(0.95, n), 4) for n in table} == table
     assert t_quantile(0.5, 1) == pytest.approx(1.0)  # a quarter of a Cauchy distribution is above 1
-    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0) and math.isnan(
-        standard_error(np.array([1.0]))
-    )
+    assert standard_error(np.array([1.0, 3.0])) == pytest.approx(1.0)
+    assert math.isnan(standard_error(np.array([1.0])))
 
 
 def test_paired_differences():
@@ -143,12 +144,13 @@ def test_paired_differences():
     assert (row["length"], row["score"], row["units"]) == (16, "x", 3)
     assert (row["value"], row["against_value"], row["difference"]) == (3.0, 1.0, 2.0)
     assert (row["low"], row["high"]) == pytest.approx((2 - half, 2 + half), abs=1e-3)
-    assert row["lower_in"] == 0.0 and (row["seeds"], row["against_seeds"]) == (2, 1)
+    assert row["lower_in"] == 0.0
+    assert (row["seeds"], row["against_seeds"]) == (2, 1)
     assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
     assert math.isnan(row["against_seed_deviation"])
-    assert equal["difference"] == 0 and math.isnan(
-        equal["low"]
-    )  # nothing varies, nothing is known of other units
+    # nothing varies, nothing is known of other units
+    assert equal["difference"] == 0
+    assert math.isnan(equal["low"])
     assert paired_rows(ours, [{(16, "x"): {"z": 1.0}}]) == []
     parts = [
         Observed(1, "a", "x", 3.0, 1.0),
@@ -166,7 +168,8 @@ def test_pooled_units_weigh_as_much_as_they_hold():
     and 1."""
 
     def side(*bits):
-        weights, strata = (1.0, 9.0, 2.0, 2.0), "AABB"
+        weights = (1.0, 9.0, 2.0, 2.0)
+        strata = "AABB"
         seen = zip("abcd", bits, weights, strata, strict=True)
         return scores_by_unit(
             Observed("p", unit, "x", total, weight, name) for unit, total, weight, name in seen
@@ -189,9 +192,12 @@ def test_pooled_units_weigh_as_much_as_they_hold():
     )
     assert row["lower_in"] == 0.5
     (same,) = paired_rows([ours, ours], [ours])
-    assert same["difference"] == 0 and math.isnan(same["low"]) and same["seed_deviation"] == 0
+    assert same["difference"] == 0
+    assert math.isnan(same["low"])
+    assert same["seed_deviation"] == 0
     (alone,) = paired_rows([{("p", "x"): {"a": ours["p", "x"]["a"]}}], [theirs])
-    assert alone["difference"] == 1.0 and math.isnan(alone["low"])
+    assert alone["difference"] == 1.0
+    assert math.isnan(alone["low"])
 
 
 def test_groups_are_compared_with_a_label():

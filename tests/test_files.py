@@ -33,9 +33,8 @@ def test_tables(tmp_path):
     write_table(tmp_path / "t.csv", rows)
     with pytest.raises(UnicodeEncodeError):
         write_table(tmp_path / "t.csv", [{"a": "\ud800"}])
-    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n" and len(
-        list(tmp_path.iterdir())
-    ) == 1
+    assert (tmp_path / "t.csv").read_bytes() == b"a,b\n1,\n2,x\n"
+    assert len(list(tmp_path.iterdir())) == 1
     write_table(tmp_path / "t.tsv", rows, delimiter="\t")
     assert (tmp_path / "t.tsv").read_text() == "a\tb\n1\t\n2\tx\n"
     assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
@@ -49,7 +48,8 @@ def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
         [{"=x": label} for label in (*hostile, *harmless, "a\r\n=b\u2028c", "\ufeff=1")],
     )
     head, *cells, _ = (tmp_path / "t.csv").read_text().split("\n")
-    assert head == "'=x" and cells == [
+    assert head == "'=x"
+    assert cells == [
         *(f"'{label}" for label in hostile),
         *harmless,
         "a =b c",
@@ -61,13 +61,16 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
     path = tmp_path / "deep" / "file.txt"
     write_text(path, "old é\n")
     with pytest.raises(OSError, match="full"), replacing_path(path) as temporary:
-        assert temporary.suffix == ".txt" and temporary.parent == path.parent
+        assert temporary.suffix == ".txt"
+        assert temporary.parent == path.parent
         temporary.write_text("a part")
         raise OSError("disk full")
-    assert path.read_bytes() == "old é\n".encode() and list(path.parent.iterdir()) == [path]
+    assert path.read_bytes() == "old é\n".encode()
+    assert list(path.parent.iterdir()) == [path]
     with replacing(path, "wb") as file:
         file.write(b"new")
-    assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == 0o644
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o644
     write_json(path, {"path": Path("a/b"), "nan": math.nan})
     assert json.loads(path.read_text()) == {"path": "a/b", "nan": None}
 
@@ -81,7 +84,8 @@ def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
     for text in ("first", "second"):
         with new_folder(folder, "mark") as temporary:
             (temporary / "mark").write_text(text)
-    assert (folder / "mark").read_text() == "first" and list(folder.parent.iterdir()) == [folder]
+    assert (folder / "mark").read_text() == "first"
+    assert list(folder.parent.iterdir()) == [folder]
     (folder / "mark").rename(folder / "other")
     with (
         pytest.raises(OSError),
@@ -124,7 +128,8 @@ def test_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("PRIORZOO_DATA", raising=False)
     assert data_folder() == Path("data")  # of a checkout, which this is
     monkeypatch.setattr(files, "_CHECKOUT", False)
-    assert data_folder().is_absolute() and data_folder().name == "priorzoo"
+    assert data_folder().is_absolute()
+    assert data_folder().name == "priorzoo"
     monkeypatch.setenv("PRIORZOO_DATA", "elsewhere")
     assert data_folder() == Path("elsewhere")
 
@@ -168,10 +173,8 @@ def test_new_files_obey_the_umask_and_long_names_fit(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     (path,) = (tmp_path / "deep").iterdir()
-    assert (
-        path.stat().st_mode & 0o777 == 0o640
-        and (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
-    )
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
 
 
 def test_folders_that_cannot_be_flushed_are_told(

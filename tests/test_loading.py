@@ -23,7 +23,8 @@ class Numbers:
     """Sample n is the number n, weighed 0 beyond the end; every fifth is worth an event."""
 
     def __init__(self, size=None):
-        self.size, self.report = size, Report()
+        self.size = size
+        self.report = Report()
 
     def __getitem__(self, numbers):
         inside = [self.size is None or n < self.size for n in numbers]
@@ -56,7 +57,8 @@ class Counting:
     """A stream whose slot s gives s·1000, s·1000 + 1, …; its states say where it is."""
 
     def __init__(self, seeks=False):
-        self.seeks, self.report = seeks, Report()
+        self.seeks = seeks
+        self.report = Report()
 
     def batches(self, slot, slots, done, state):
         at = done if self.seeks else (state or {"at": 0})["at"]
@@ -89,11 +91,12 @@ def streamed(seeks=False, micro_batch=1, **share):
 def test_batches(workers):
     loader = indexed(num_workers=workers)
     assert take(loader, 6) == [[n, n + 1] for n in range(0, 12, 2)]
-    assert (
-        loader.report == [0, 5, 10] and str(loader.report) == "3 strange"
-    )  # of what was handed out, not fetched
+    # of what was handed out, not fetched
+    assert loader.report == [0, 5, 10]
+    assert str(loader.report) == "3 strange"
     batch = next(iter(loader))
-    assert batch["n"].dtype == torch.int64 and batch["weights"].dtype == torch.float32
+    assert batch["n"].dtype == torch.int64
+    assert batch["weights"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
@@ -114,16 +117,16 @@ def test_resume_with_other_workers_and_ranks(before, after):
 def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
     loaders = [indexed(size=7, rank=rank, world=2) for rank in range(2)]
     passes = [[batch["n"].tolist() for batch in loader] for loader in loaders]
-    assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]] and {
-        len(loader) for loader in loaders
-    } == {2}
+    assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    assert {len(loader) for loader in loaders} == {2}
     assert [b["weights"].tolist() for b in loaders[1]] == [
         [1, 1],
         [1, 0],
     ]  # sample 7 is padding; the pass started over
     interrupted = indexed(size=7)
     interrupted.load_state_dict(saved(interrupted) | {"next_sample": 4})
-    assert take(interrupted, 9) == [[4, 5], [6, 7]] and take(interrupted, 1) == [[0, 1]]
+    assert take(interrupted, 9) == [[4, 5], [6, 7]]
+    assert take(interrupted, 1) == [[0, 1]]
     for rank, workers in ((0, 0), (1, 2)):
         heldout = FirstBatches(
             indexed(size=100, rank=rank, world=2, num_workers=workers), samples=9
@@ -155,17 +158,18 @@ def test_wrong_shares_and_foreign_states():
 def test_rows_are_stacked_padded_and_weighed(workers):
     """Where one row has weights, those of the others are 1."""
     first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
-    assert first["tokens"].tolist() == [[0, 1], [1, 2]] and first["weights"].tolist() == [
+    assert first["tokens"].tolist() == [[0, 1], [1, 2]]
+    assert first["weights"].tolist() == [
         [1, 1],
         [3, 3],
     ]
-    assert second["tokens"].tolist() == [[2, 3], [0, 0]] and second["segments"].tolist() == [
+    assert second["tokens"].tolist() == [[2, 3], [0, 0]]
+    assert second["segments"].tolist() == [
         [0, 0],
         [-1, -1],
     ]
-    assert "weights" not in second and {first[name].dtype for name in ("tokens", "segments")} == {
-        torch.int64
-    }
+    assert "weights" not in second
+    assert {first[name].dtype for name in ("tokens", "segments")} == {torch.int64}
 
 
 @pytest.mark.slow
@@ -189,11 +193,13 @@ def test_states_of_streams():
     old = {"batches": 3, "kind": "shards", "seed": 0, "world": 1, "workers": 1, "micro_batch": 1}
     loader = streamed(seeks=True)
     loader.load_state_dict(old)
-    assert take(loader, 2) == [[3], [4]] and saved(loader) == old | {"batches": 5}
+    assert take(loader, 2) == [[3], [4]]
+    assert saved(loader) == old | {"batches": 5}
     loader = streamed()
     batches = iter(loader)
     next(batches)
-    state, before = loader.state_dict(), saved(loader)
+    state = loader.state_dict()
+    before = saved(loader)
     next(batches)
     assert state == before
 

@@ -38,7 +38,8 @@ def test_contributing_shows_the_toy_word_for_word():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     [shown] = re.findall(r"```python\n# toy/__init__\.py\n(.*?)```", page, flags=re.DOTALL)
     source = (ROOT / "tests" / "toy_modality" / "toy" / "__init__.py").read_text()
-    assert "MODALITY = Modality(" in shown and source.endswith(shown)
+    assert "MODALITY = Modality(" in shown
+    assert source.endswith(shown)
 
 
 @pytest.mark.slow
@@ -52,7 +53,9 @@ def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
         "--set",
         during,
     ]  # whose rate does not depend on where a run ends
-    whole, parts, out = tmp_path / "whole", tmp_path / "parts", tmp_path / "out"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    out = tmp_path / "out"
     lines = [
         [
             "train",
@@ -76,9 +79,8 @@ def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
         return [{k: v for k, v in r.items() if k not in timed} for r in RunFolder(folder).metrics()]
 
     metrics = records(whole)
-    assert [r["step"] for r in metrics if "loss" in r] == list(range(1, 9)) and metrics == records(
-        parts
-    )
+    assert [r["step"] for r in metrics if "loss" in r] == list(range(1, 9))
+    assert metrics == records(parts)
     assert [r["step"] for r in metrics if "copyrate/copied@16" in r] == [4, 8]
     files = [folder / "model" / "model.safetensors" for folder in (whole, parts)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -104,7 +106,9 @@ def test_modalities_are_found(tmp_path, monkeypatch):
     installed = {name: EntryPoint(name, value, catalog.GROUP) for name, value in values.items()}
     monkeypatch.setattr(catalog, "_modalities", lambda: installed | catalog.SHIPPED)
     catalog.load_modality.cache_clear()
-    assert find_modality("text") is TEXT and find_modality("alpha") is TEXT  # those that ship win
+    # those that ship win
+    assert find_modality("text") is TEXT
+    assert find_modality("alpha") is TEXT
     refuses(r"'zeta'.*Modality", find_modality, "zeta")
     refuses(r"'txt'.*'text'", find_modality, "txt")
     refuses(r"needy.*no_such_package", find_modality, "needy", error=ImportError)
@@ -120,7 +124,8 @@ def test_modalities_are_found(tmp_path, monkeypatch):
 def test_every_modality_keeps_the_contract():
     for name in modality_names():
         modality = find_modality(name)
-        assert isinstance(modality, Modality) and modality.name == modality.model.modality == name
+        assert isinstance(modality, Modality)
+        assert modality.name == modality.model.modality == name
         assert all(
             kind.name == key and kind.summary and kind.version >= 1
             for key, kind in modality.evaluators.items()
@@ -132,10 +137,12 @@ def test_saved_models_name_their_modality(tmp_path):
         options = {
             key: value for key, value in SMALL.items() if key in catalog.model_entry(name).config
         }
-        model, folder = zoo.create_model(name, **options), tmp_path / name
+        model = zoo.create_model(name, **options)
+        folder = tmp_path / name
         model.save_pretrained(folder / "model")
         again = zoo.load_model(folder)  # the folder of a run stands for the model in it
-        assert type(again) is type(model) and again.config == model.config
+        assert type(again) is type(model)
+        assert again.config == model.config
         assert all(
             torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
         )

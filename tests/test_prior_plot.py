@@ -44,7 +44,8 @@ def test_plot_prior_draws(tmp_path: Path, name: str) -> None:
     create_model(name, num_layers=2, num_heads=2, dim=128, hidden_dim=32).save_pretrained(folder)
     place = ("--length", 600) if name.startswith("text") else ("--size", 320)
     done = invoke(folder, "--out", tmp_path / "[red].png", *place, app=prior_plot.app)
-    assert done.exit_code == 0 and "[red].png" in done.output, done.output
+    assert done.exit_code == 0, done.output
+    assert "[red].png" in done.output, done.output
     assert (tmp_path / "[red].png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -64,13 +65,16 @@ def test_plot_prior_says_what_is_wrong(
     tmp_path: Path, name: str, options: list[object], why: str
 ) -> None:
     done = invoke(name, "--out", tmp_path / "prior.png", *options, app=prior_plot.app)
-    assert done.exit_code == 2 and why in done.stderr and not list(tmp_path.iterdir())
+    assert done.exit_code == 2
+    assert why in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
-    attention, drawn = model.layers[0].attention, layer_priors(model)[0]
+    attention = model.layers[0].attention
+    drawn = layer_priors(model)[0]
     expected = attention.prior.log_prior(
         Positions.line(1, offset=99), Positions.line(100), causal=True
     )[0, :, 0]
@@ -96,7 +100,8 @@ def test_the_centre_row_is_the_oracles(position: str, num_prefix: int) -> None:
     patches, prefix = centre_log_prior(
         Attention(64, 2, prior=prior, causal=False, lanes="beside"), positions
     )
-    assert patches.shape == (2, 5, 6) and prefix.shape == (2, num_prefix)
+    assert patches.shape == (2, 5, 6)
+    assert prefix.shape == (2, num_prefix)
     with torch.no_grad():
         row = prior.log_prior(positions, positions, causal=False)[0, :, num_prefix + 2 * 6 + 3]
     highest = row[:, num_prefix:].max(-1, keepdim=True).values

@@ -59,12 +59,14 @@ def test_the_wheel(tmp_path: Path) -> None:
     required = {
         word.split(">")[0] for word in metadata.get_all("Requires-Dist") if "extra" not in word
     }
-    assert {"torch", "numpy", "typer"} <= required and "timm" not in required
+    assert {"torch", "numpy", "typer"} <= required
+    assert "timm" not in required
     assert (
         metadata["Project-URL"] == "Repository, https://code.example/me/priorzoo"
     )  # links of the page are absolute
     page = metadata.get_payload()
-    assert "](https://code.example/me/priorzoo/blob/HEAD/docs/" in page and "](docs" not in page
+    assert "](https://code.example/me/priorzoo/blob/HEAD/docs/" in page
+    assert "](docs" not in page
 
     # The environment has this one's libraries, and a top-level `recipes` that cannot be imported.
     venv.create(tmp_path / "environment", with_pip=False)
@@ -117,4 +119,6 @@ def test_the_wheel(tmp_path: Path) -> None:
         [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, env=here["env"]
     )
     out = done.stdout
-    assert done.returncode == 1 and '"num_heads"' in out and 'did you mean "causal"?' in out, out
+    assert done.returncode == 1, out
+    assert '"num_heads"' in out, out
+    assert 'did you mean "causal"?' in out, out

@@ -49,7 +49,8 @@ def main(
     steps: Annotated[int, typer.Option(help="training steps of each")] = 500,
 ) -> int:
     """Train, evaluate, draw."""
-    started, console = time.perf_counter(), Console()
+    started = time.perf_counter()
+    console = Console()
     words = [f"text.{method}_tiny" for method in METHODS] + [
         "--seeds",
         "0",

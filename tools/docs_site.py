@@ -51,7 +51,8 @@ def place(path: Path) -> str:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    todo, seen = [*PAGES, *DOCS.rglob("*.md")], set()
+    todo = [*PAGES, *DOCS.rglob("*.md")]
+    seen = set()
     while todo:
         path = todo.pop()
         if path in seen or path.is_dir():

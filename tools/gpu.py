@@ -130,10 +130,8 @@ def profile(args: argparse.Namespace) -> int:
     ) as profiler:
         step()
     took = 1e3 * (time.perf_counter() - started)
-    events, column = (
-        profiler.key_averages(),
-        "self_device_time_total" if cuda else "self_cpu_time_total",
-    )
+    events = profiler.key_averages()
+    column = "self_device_time_total" if cuda else "self_cpu_time_total"
     launches = sum(event.count for event in events if "launchkernel" in event.key.lower())
     table = events.table(sort_by=column, row_limit=25, max_name_column_width=100)
     print(f"{table}\nstep {took:.1f} ms, {launches} launches")
@@ -173,7 +171,8 @@ def main() -> int:
     if args.profile:
         return profile(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    end, failed = time.monotonic() + 60 * args.minutes, []
+    end = time.monotonic() + 60 * args.minutes
+    failed = []
     for name in args.steps or STEPS:
         left = min(60 * STEPS[name][0], end - time.monotonic())
         if left < 5 or not run_step(name, args.device, args.out.resolve(), left):

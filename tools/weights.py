@@ -39,7 +39,8 @@ from zoo.cli import call
 from zoo.files import file_sha256, replacing, write_json, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS, BENCHMARKS = ROOT / "runs" / "weights", ROOT / "benchmarks"
+RUNS = ROOT / "runs" / "weights"
+BENCHMARKS = ROOT / "benchmarks"
 BUNDLED = 2_000_000  # bytes of the largest file in the package
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
@@ -234,8 +235,11 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     (WEIGHTS / file).unlink(missing_ok=True)
     with replacing((RELEASE if len(content) > BUNDLED else WEIGHTS) / file, "wb") as stream:
         stream.write(content)
-    settings, optim, data = recipe["train"], recipe["optim"], recipe["data"]
-    precision, usual = settings["precision"], find_recipe(recipe["name"]).train.precision
+    settings = recipe["train"]
+    optim = recipe["optim"]
+    data = recipe["data"]
+    precision = settings["precision"]
+    usual = find_recipe(recipe["name"]).train.precision
     changed = (
         ""
         if precision in (usual, {"auto": "fp32"}.get(usual))

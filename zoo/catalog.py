@@ -301,7 +301,8 @@ def manifest() -> dict[str, dict[str, Any]]:
 
 @cache
 def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    path, digest = folder / "manifest.json", folder / "manifest.sha256"
+    path = folder / "manifest.json"
+    digest = folder / "manifest.sha256"
     if digest.exists() and file_sha256(path) != digest.read_text().strip():
         raise ValueError(
             f"{path} is damaged: its SHA-256 is not that in {digest.name}; install the package again"

@@ -88,7 +88,8 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(
         app.info.no_args_is_help
     )
-    code, verbose = 2, "--verbose" in words
+    code = 2
+    verbose = "--verbose" in words
     try:
         command = typer.main.get_command(app)
         chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
@@ -118,10 +119,8 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
             traceback.print_exc()
         message = one_line(error)
         if not from_outside(error):
-            code, message = (
-                1,
-                f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace",
-            )
+            code = 1
+            message = f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace"
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code

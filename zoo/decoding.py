@@ -23,7 +23,8 @@ from zoo.priors.base import Prior, RelativeTable
 
 # From this many keys on, those that a prior hides from the next token are left out, in steps of so
 # many.
-LONG, STEP = 4096, 512
+LONG = 4096
+STEP = 512
 
 
 @dataclass
@@ -152,7 +153,8 @@ class LayerCache:
             return prior.beside_lanes(q_pos, k_pos, causal=True, x=x).table
         if self._table is None or self._table.table.shape[1] < k_pos.length:
             far = max(self.extent.capacity, k_pos.length)
-            last, line = Positions.line(1, offset=far - 1), Positions.line(far)
+            last = Positions.line(1, offset=far - 1)
+            line = Positions.line(far)
             self._table = prior.beside_lanes(last, line, causal=True, x=x).table
         return None if self._table is None else self._table.shifted(q_pos, k_pos)
 
@@ -229,7 +231,8 @@ class LayerCache:
             or not q.dtype == k.dtype == v.dtype
         ):
             return None
-        stop, width = self.extent.length + 1, q.shape[-1]
+        stop = self.extent.length + 1
+        width = q.shape[-1]
         if self._row is None or self._row.length < stop:
             self._row = NextRow.of(
                 prior, max(self.extent.capacity, stop), torch.promote_types(q.dtype, torch.float32)
@@ -252,7 +255,8 @@ class LayerCache:
         if stop >= LONG and window is None and SKIPS.get():
             reaches = self._reaches(row, q, keys[..., v.shape[-1] - width :], query_scale)
         if query_scale is not None:
-            q, scale = (q * (query_scale[..., None] * scale)).to(q.dtype), 1.0
+            q = (q * (query_scale[..., None] * scale)).to(q.dtype)
+            scale = 1.0
         q = (
             F.pad(q, (v.shape[-1] - width, 0)).view(*shape, -1)
             if v.shape[-1] > width
@@ -262,7 +266,9 @@ class LayerCache:
         if sink is not None:  # (1 or B, G, H/G)
             level = row.level_at(stop) if query_scale is None else row.level_at(stop) * query_scale
             sink = (sink[:, None] + level).view(-1, *shape[1:])
-        parts, start, sinks = [], 0, min(sinks, stop)
+        parts = []
+        start = 0
+        sinks = min(sinks, stop)
         for reach, run in groupby(reaches):
             heads = slice(start, start := start + len(list(run)))
             some = slice(heads.start * shape[2], heads.stop * shape[2])
@@ -304,10 +310,8 @@ class LayerCache:
             .view(content.shape)
             .amax(1)
         )
-        tally, reaches = (
-            TALLY.get(),
-            [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()],
-        )
+        tally = TALLY.get()
+        reaches = [min(-(-n // STEP) * STEP, keys.shape[2]) for n in reach.tolist()]
         if tally is not None:
             tally.left_out += (
                 sum(keys.shape[2] - n for n in reaches) * len(q) * (q.shape[1] // len(reaches))

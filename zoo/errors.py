@@ -206,10 +206,8 @@ def check_fields(config: Any, prefix: str = "") -> None:
     """
     hints = _hints(config.__class__)
     for each in fields(config):
-        value, bounds = (
-            getattr(config, each.name),
-            each.metadata.get("bounds", (-math.inf, math.inf)),
-        )
+        value = getattr(config, each.name)
+        bounds = each.metadata.get("bounds", (-math.inf, math.inf))
         if not _fits(value, hints[each.name], bounds):
             raise ValueError(
                 f"{prefix}{each.name}={value!r:.80}: expected {_expected(hints[each.name], bounds)}"
@@ -230,7 +228,8 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    parts = typing.get_args(hint)
     if kind is Any:
         return True
     if kind in (typing.Union, types.UnionType):
@@ -253,7 +252,8 @@ def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
 
 
 def _expected(hint: Any, bounds: tuple[float, float]) -> str:
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    kind = typing.get_origin(hint) or hint
+    parts = typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return " or ".join(_expected(part, bounds) for part in parts)
     if kind in (int, float):

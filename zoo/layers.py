@@ -85,7 +85,8 @@ class SSMax(nn.Module):
             check_whole("window of SSMax", window, 2 if start is None else 1)
         if start is not None:
             check_number("start of SSMax", start, above=0)
-        self.window, self.positive = window, positive
+        self.window = window
+        self.positive = positive
         # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have
         # no values.
         seen = np.arange(1 if causal else train_context, train_context + 1)
@@ -119,7 +120,8 @@ class SSMax(nn.Module):
                 "SSMax cannot count visible keys in bidirectional attention over packed documents"
             )
         else:
-            end, at = positions.offset + positions.length, positions.index(self.s.device).double()
+            end = positions.offset + positions.length
+            at = positions.index(self.s.device).double()
             reach = self.window or end
             seen = (at + reach).clamp(max=end) - (at - reach + 1).clamp(min=0)
         return self.of_counts(seen[:, None])
@@ -185,16 +187,23 @@ class Attention(nn.Module):
             raise ValueError(
                 f"heads must divide: dim={dim}, num_heads={num_heads}, num_kv_heads={num_kv_heads}"
             )
-        self.num_heads, self.head_dim, self.lanes = num_heads, dim // num_heads, lanes
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.lanes = lanes
         self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
         if self.content_dim < 1:
             raise ValueError(
                 f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves none for content; "
                 f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
             )
-        self.prior, self.rotary, self.ssmax = prior, rotary, ssmax
-        self.window, self.causal, self.sinks = window, causal, sinks
-        self.scale_prior, self.scale_content = scale_prior, True
+        self.prior = prior
+        self.rotary = rotary
+        self.ssmax = ssmax
+        self.window = window
+        self.causal = causal
+        self.sinks = sinks
+        self.scale_prior = scale_prior
+        self.scale_content = True
         self.query = nn.Linear(dim, num_heads * self.content_dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * self.content_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
@@ -241,7 +250,8 @@ class Attention(nn.Module):
             q, k = self.rotary.both(q, q_pos, k, k_pos)
         scale = None if self.ssmax is None else self.ssmax(q_pos, causal=self.causal)
         if scale is not None and not self.scale_prior:
-            q, scale = (q * scale[..., None]).to(q.dtype), None
+            q = (q * scale[..., None]).to(q.dtype)
+            scale = None
         options: Options = dict(
             query_scale=scale,
             segments=segments,

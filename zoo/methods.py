@@ -287,7 +287,8 @@ def create_position(
         )
     options = dict(options or {})
     limits = {key: options.pop(key) for key in ("sinks", "window") if key in options}
-    sinks, window = limits.get("sinks", 0), limits.get("window")
+    sinks = limits.get("sinks", 0)
+    window = limits.get("window")
     check_whole(f"sinks of {name!r}", sinks, 0)
     position = _create(name, line_methods(), {}, supplied, options, lanes, pairs=2)
     if isinstance(window, float) and 0 < window < 1:
@@ -429,7 +430,8 @@ def _create(
     columns."""
     for size in ("dim", "num_heads"):
         check_whole(size, supplied[size], 1)
-    head_dim, is_sum = supplied["dim"] // supplied["num_heads"], _is_sum(name)
+    head_dim = supplied["dim"] // supplied["num_heads"]
+    is_sum = _is_sum(name)
     parts = _parts(name, methods, stand_for)
     by_part: Options = dict(options or {}) if is_sum else {name: dict(options or {})}
     for part, value in by_part.items():

@@ -29,7 +29,8 @@ from zoo.priors.base import Prior
 if TYPE_CHECKING:
     from zoo.sequence import SequenceGroup
 
-SAVED, MANIFEST = ("config.json", "model.safetensors"), "manifest.json"
+SAVED = ("config.json", "model.safetensors")
+MANIFEST = "manifest.json"
 
 
 def saved_model_damage(folder: Path) -> str | None:
@@ -109,7 +110,8 @@ class ZooModel(nn.Module):
         Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies
         of bf16 weights.
         """
-        keep, tensors = self.no_weight_decay(), self.state_dict()
+        keep = self.no_weight_decay()
+        tensors = self.state_dict()
         if unknown := sorted(set(state or {}) - set(tensors)):
             raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
         return {
@@ -181,7 +183,8 @@ class ZooModel(nn.Module):
             raise ValueError(
                 f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}"
             )
-        values, tensors = cls.config_class(**config), read_tensors(folder / "model.safetensors")
+        values = cls.config_class(**config)
+        tensors = read_tensors(folder / "model.safetensors")
         try:
             # Shapes first, which take no memory: a configuration may ask for any amount of it.
             # Priors from elsewhere may read their numbers, and have none here.
@@ -215,7 +218,8 @@ def _check_shapes(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) 
             raise RuntimeError(
                 f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)"
             )
-        kind, other = stored[name].dtype, expected[name].dtype
+        kind = stored[name].dtype
+        other = expected[name].dtype
         if kind != other and not (kind in STORABLE and other.is_floating_point):
             served = (
                 "float16, bfloat16, float32 or float64" if other.is_floating_point else str(other)

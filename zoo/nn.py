@@ -86,8 +86,11 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"position {position!r} is added to the embedding: add it there, and give 'nope' here"
             )
-        self.position, self.prior, self.rotary = position, parts.prior, parts.rotary
-        self.window, self.sinks = parts.window, parts.sinks
+        self.position = position
+        self.prior = parts.prior
+        self.rotary = parts.rotary
+        self.window = parts.window
+        self.sinks = parts.sinks
         self.ssmax = (
             SSMax(num_heads, train_context=train_context, causal=False, window=parts.reach)
             if ssmax
@@ -135,7 +138,9 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
             raise ValueError(
                 f"query, key and value disagree: {shapes} with batch_first={self.batch_first}"
             )
-        batch, queries, keys = len(query), query.shape[1], key.shape[1]
+        batch = len(query)
+        queries = query.shape[1]
+        keys = key.shape[1]
         if queries != keys and (
             (is_causal and queries > keys) or (self.window is not None and not is_causal)
         ):
@@ -198,7 +203,8 @@ class PriorMultiheadAttention(nn.MultiheadAttention):
                 scale = self.ssmax(q_pos, causal=True)
             else:
                 scale = self.ssmax(k_pos, causal=False)[..., :1].expand(-1, -1, queries)
-        dropout, weights = self.dropout if self.training else 0.0, None
+        dropout = self.dropout if self.training else 0.0
+        weights = None
         if need_weights:
             heads, weights = attend(replace(call, query_scale=scale, dropout=dropout))
             weights = weights.to(q.dtype).mean(1) if average_attn_weights else weights.to(q.dtype)

@@ -126,7 +126,8 @@ class Positions:
 
     def index_below(self, size: int, what: str, device: torch.device | str | None) -> Tensor:
         """`index`; ValueError where a position is `size` or more, beyond `what`."""
-        index, last = self.index(device), self.offset + self.length - 1
+        index = self.index(device)
+        last = self.offset + self.length - 1
         if last >= size and self.within is not None:
             last = int(
                 index.max()
@@ -168,7 +169,8 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
     if (width := 2 * angle.shape[-1]) < x.shape[-1]:
         return torch.cat([rotate(x[..., :width], angle), x[..., width:]], dim=-1)
     wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+    cos = angle.cos().to(wide)
+    sin = angle.sin().to(wide)
     a, b = x.to(wide).chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
@@ -265,13 +267,16 @@ class Rotary(Rotation):
             raise ValueError(
                 f"partial={partial}: expected a share of 1 or less, an even number of {head_dim} columns"
             )
-        self.head_dim, self.theta, self.train_context = width, theta, train_context
-        self.scaling, self.factor, self.partial, self.truncate = scaling, factor, partial, truncate
+        self.head_dim = width
+        self.theta = theta
+        self.train_context = train_context
+        self.scaling = scaling
+        self.factor = factor
+        self.partial = partial
+        self.truncate = truncate
         log = 0.1 * math.log(factor)
-        tempered, divided = (
-            (1.0 if mscale is None else mscale) * log + 1,
-            (mscale_all_dim or 0.0) * log + 1,
-        )
+        tempered = (1.0 if mscale is None else mscale) * log + 1
+        divided = (mscale_all_dim or 0.0) * log + 1
         self.temperature = tempered / divided if attention_factor is None else attention_factor
 
     def frequencies(self, device: torch.device | str | None = None) -> Tensor:
@@ -299,8 +304,10 @@ class Rotary(Rotation):
 
             first, last = column(32), column(1)
             if self.truncate:
-                first, last = math.floor(first), math.ceil(last)
-            first, last = max(first, 0), min(last, self.head_dim - 1)
+                first = math.floor(first)
+                last = math.ceil(last)
+            first = max(first, 0)
+            last = min(last, self.head_dim - 1)
             steps = torch.arange(len(omega), dtype=omega.dtype, device=omega.device)
             whole = 1 - ((steps - first) / max(last - first, 1e-3)).clamp(
                 0, 1
@@ -343,7 +350,8 @@ class Rotary2d(Rotation):
         _check_quarters("2-D RoPE", head_dim)
         if form not in ("axial", "mixed"):
             raise ValueError(f"unknown form {form!r} of 2-D RoPE; known: axial, mixed")
-        self.form, self.head_dim = form, head_dim
+        self.form = form
+        self.head_dim = head_dim
         self.theta = theta if theta is not None else 100.0 if form == "axial" else 10.0
         check_number("theta", self.theta, above=1)
         if form == "mixed":
@@ -384,7 +392,9 @@ class NormalisedRotary2d(Rotation):
         _check_quarters("2-D RoPE", head_dim)
         check_number("theta", theta, above=1)
         check_number("rescale", rescale, least=1)
-        self.head_dim, self.theta, self.rescale = head_dim, theta, rescale
+        self.head_dim = head_dim
+        self.theta = theta
+        self.rescale = rescale
 
     def both(
         self, q: Tensor, q_positions: Positions, k: Tensor, k_positions: Positions
@@ -438,7 +448,9 @@ class Sinusoidal(nn.Module):
             raise ValueError(
                 f"unknown columns {columns!r} of sinusoidal positions; known: halves, alternating"
             )
-        self.dim, self.theta, self.columns = dim, theta, columns
+        self.dim = dim
+        self.theta = theta
+        self.columns = columns
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""

@@ -53,7 +53,8 @@ def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
     work = pairs.view(groups, -1).sum(1)
     if work.min() == work.max():
         return list(range(groups))
-    loads, shares = [0.0] * ranks, [list[int]() for _ in range(ranks)]
+    loads = [0.0] * ranks
+    shares = [list[int]() for _ in range(ranks)]
     for group in work.argsort(
         descending=True, stable=True
     ).tolist():  # the longest first, to the rank with least work

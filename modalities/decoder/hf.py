@@ -198,10 +198,8 @@ class PriorzooModel(PreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
-        tokens, cache = (
-            cast(Tensor, inputs_embeds if input_ids is None else input_ids),
-            past_key_values,
-        )
+        tokens = cast(Tensor, inputs_embeds if input_ids is None else input_ids)
+        cache = past_key_values
         if cache is not None and not isinstance(cache, PriorzooCache):
             raise ValueError(
                 f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes"
@@ -352,11 +350,13 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         features = (
             features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
         )
-        logits, loss = self.model.forward_head(features), None
+        logits = self.model.forward_head(features)
+        loss = None
         if labels is not None:
             # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch
             # stays 0.
-            targets, size = self.targets(labels), logits.shape[-1]
+            targets = self.targets(labels)
+            size = logits.shape[-1]
             loss = self.loss_function(
                 logits, targets, size, num_items_in_batch, ignore_index=IGNORED
             )
@@ -401,7 +401,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
 def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) -> Tensor | None:
     """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is
     padding."""
-    past, count = (0 if cache is None else cache.get_seq_length()), tokens.shape[1]
+    past = 0 if cache is None else cache.get_seq_length()
+    count = tokens.shape[1]
     known = past > 0 and cache is not None and cache.held.segments is not None
     if mask is None:
         return (
@@ -459,7 +460,8 @@ Trainer.get_decay_parameter_names = _decay_no_prior
 def complete_folder(folder: Path, config: PriorzooConfig) -> None:
     """Write what the folder lacks: the tokenizer's files (with a warning where there are none), and
     auto_map's file."""
-    kind, spec = type(config), (config.architecture or {})["tokenizer"]
+    kind = type(config)
+    spec = (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:
             here = Path(config.name_or_path or "")  # where the model was read from

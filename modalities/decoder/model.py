@@ -173,7 +173,8 @@ class Decoder(ZooModel):
         return Positions.line(self.config.train_context)
 
     def refuses_sequence(self, size: int) -> str | None:
-        config, one = self.config, Positions.line(1)
+        config = self.config
+        one = Positions.line(1)
         for what, count in {
             "num_heads": config.num_heads,
             "train_context": config.train_context,
@@ -236,7 +237,8 @@ class Decoder(ZooModel):
             positions, segments = cache.positions(tokens.shape[1], segments)
         part = positions  # of this rank
         if self.sequence is not None:
-            tokens, part = self.sequence.part(tokens), self.sequence.part_of(positions)
+            tokens = self.sequence.part(tokens)
+            part = self.sequence.part_of(positions)
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding(part, x)
@@ -343,14 +345,18 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     batch: tokens, segments int64 (B, L+1), perhaps weights (`target_weights`) and packed
     (`modalities.loading.to_device`).
     """
-    tokens, segments, weights = batch["tokens"], batch["segments"], target_weights(batch)
+    tokens = batch["tokens"]
+    segments = batch["segments"]
+    weights = target_weights(batch)
     packed = batch.get("packed")
     if packed is None:  # rows of one document, the usual case, need no document mask
         packed = not has_values(segments) or not bool(single_documents(segments).all())
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
-    targets, total = tokens[:, 1:].masked_fill(weights == 0, IGNORED), weights.sum()
+    targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
+    total = weights.sum()
     if model.sequence is not None:
-        targets, weights = model.sequence.part(targets), model.sequence.part(weights)
+        targets = model.sequence.part(targets)
+        weights = model.sequence.part(weights)
     losses = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None, targets=targets)
     return (losses.flatten() * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
 
@@ -365,7 +371,8 @@ class RowData(Protocol):
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key)
     pair and layer."""
-    config, length = model.config, data.context
+    config = model.config
+    length = data.context
     matrices = sum(
         p.numel()
         for name, p in model.named_parameters()

@@ -179,7 +179,8 @@ class OutsideDecoder(nn.Module):
         Raises ValueError beyond the model's table of positions, for rows of several documents, for
         a cache of a model with recurrent states, or where attention cannot be seen.
         """
-        name, most = self.config.name, self.config.max_context
+        name = self.config.name
+        most = self.config.max_context
         reach = tokens.shape[1] + (cache.length if cache else 0)
         if most and reach > most:
             raise ValueError(
@@ -195,7 +196,8 @@ class OutsideDecoder(nn.Module):
         with self._shown(kernel):
             output = self._read(tokens, **options)
         if cache is not None:
-            cache.held, cache.length = output.past_key_values, reach
+            cache.held = output.past_key_values
+            cache.length = reach
             kinds = {type(layer).__name__ for layer in cache.held.layers}
             if not kinds <= {"DynamicLayer", "DynamicSlidingWindowLayer"}:
                 raise ValueError(
@@ -254,7 +256,8 @@ class OutsideDecoder(nn.Module):
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, V) float32 logits from (…, C) features, by the model itself around a base model that
         gives them."""
-        base, flat = self._base[0], features.reshape(1, -1, features.shape[-1])
+        base = self._base[0]
+        flat = features.reshape(1, -1, features.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
         base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
         try:
@@ -277,8 +280,10 @@ class OutsideDecoder(nn.Module):
 
         AttentionInterface.register(OBSERVED, _observed)
         AttentionMaskInterface.register(OBSERVED, sdpa_mask)
-        implementation, adapted = self.model.config._attn_implementation, has_priors(self.model)
-        calls, see = 0, kernel.see
+        implementation = self.model.config._attn_implementation
+        adapted = has_priors(self.model)
+        calls = 0
+        see = kernel.see
 
         def count_and_see(call: AttentionCall) -> None:
             nonlocal calls
@@ -297,10 +302,8 @@ class OutsideDecoder(nn.Module):
             if not adapted:
                 self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
-            name, layers = (
-                f"hf:{self.config.name}: attention of {self.model.config.model_type}",
-                self.config.num_layers,
-            )
+            name = f"hf:{self.config.name}: attention of {self.model.config.model_type}"
+            layers = self.config.num_layers
             raise ValueError(
                 f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface"
             )

@@ -54,7 +54,8 @@ def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
     stop = min(window, length)
     yield slice(0, stop), slice(0, stop)
     while stop < length:
-        scored, stop = stop, min(stop + max(1, window // 2), length)
+        scored = stop
+        stop = min(stop + max(1, window // 2), length)
         yield slice(stop - window, stop), slice(scored, stop)
 
 

@@ -100,7 +100,8 @@ def check_tokenizer_file(path: Path) -> dict[str, object]:
     content = read_json(path, most=_LARGEST)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
-    added, vocabulary = content.get("added_tokens") or [], content["model"].get("vocab") or {}
+    added = content.get("added_tokens") or []
+    vocabulary = content["model"].get("vocab") or {}
     if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
         raise ValueError(f"{path}: added_tokens is not a list of objects")
     ids = [(one.get("content"), one.get("id")) for one in added]
@@ -151,7 +152,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     import transformers
 
     logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # what is wrong is an error here, in one line
     logging.disable_progress_bar()
     try:

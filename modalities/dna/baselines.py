@@ -40,7 +40,8 @@ class MarkovChain(WindowScorer):
 
     def __init__(self, order: int, train_context: int = 256) -> None:
         super().__init__()
-        self.config, self.order = BaselineConfig(f"markov-{order}", train_context), order
+        self.config = BaselineConfig(f"markov-{order}", train_context)
+        self.order = order
         self.data: Heldout[GenomeSplit] | None = None
 
     def fit(self, data: Heldout[GenomeSplit]) -> None:
@@ -53,7 +54,8 @@ class MarkovChain(WindowScorer):
                 f"{self.config.position} is not fitted: call fit(open_heldout(source)) first"
             )
         chain = _fitted(self.data)
-        nll, correct = np.empty(windows.shape), np.empty(windows.shape)
+        nll = np.empty(windows.shape)
+        correct = np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             before = min(
                 part.start, self.order
@@ -126,7 +128,8 @@ def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
         home = next(
             r for r in train if r.contig == region.contig and r.start <= region.start < r.stop
         )
-        start, stop = max(region.start - order, home.start), min(region.stop + order, home.stop)
+        start = max(region.start - order, home.start)
+        stop = min(region.stop + order, home.stop)
         _count(genome, region.contig, start, stop, table, order + 1)
     return Markov(_lower_orders(_both_strands(table, order + 1)), taus)
 
@@ -157,13 +160,19 @@ def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float
     likeliest."""
     context, known = contexts(codes[None], len(tables) - 1)
     scored = np.flatnonzero(codes < UNKNOWN)
-    context, known, true = context[scored], known[scored], codes[scored]
-    p, taus = np.full((len(scored), 4), 0.25), []
+    context = context[scored]
+    known = known[scored]
+    true = codes[scored]
+    p = np.full((len(scored), 4), 0.25)
+    taus = []
     for k, table in enumerate(tables):
         rows = np.flatnonzero(known >= k)
-        counts, prior = table[context[rows] & (4**k - 1)].astype(np.float64), p[rows]
+        counts = table[context[rows] & (4**k - 1)].astype(np.float64)
+        prior = p[rows]
         here = np.arange(len(rows)), true[rows]
-        total, hits, before = counts.sum(1), counts[here], prior[here]
+        total = counts.sum(1)
+        hits = counts[here]
+        before = prior[here]
         gains = [float(np.log((hits + tau * before) / (total + tau)).sum()) for tau in TAUS]
         taus.append(TAUS[int(np.argmax(gains))])
         p[rows] = _posterior(counts, taus[-1], prior)

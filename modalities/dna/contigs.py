@@ -46,7 +46,8 @@ def read_maf(path: Path) -> Iterator[tuple[str, str]]:
             start, size, length = (row.annotations[key] for key in ("start", "size", "srcSize"))
             text = str(row.seq).replace("-", "")
             if row.annotations["strand"] == -1:
-                start, text = length - start - size, reverse_complement(text)
+                start = length - start - size
+                text = reverse_complement(text)
             contig = contigs.setdefault(row.id, np.full(length, ord("N"), np.uint8))
             if len(contig) != length or len(text) != size or not 0 <= start <= length - size:
                 raise ValueError(

@@ -55,7 +55,8 @@ class CopyExpert(nn.Module):
     def __init__(self, dim: int, orders: Sequence[int], memory: int, recent: int) -> None:
         super().__init__()
         self.recent = recent
-        self.orders, experts = tuple(orders), 2 * len(orders)
+        self.orders = tuple(orders)
+        experts = 2 * len(orders)
         self.gate_in = nn.Linear(dim + (2 + len(RECENT)) * experts, GATE)
         self.gate_out = nn.Linear(GATE, experts)
         nn.init.zeros_(self.gate_out.weight)
@@ -147,7 +148,8 @@ class CopyExpert(nn.Module):
     def _success(log_p: Tensor, tokens: Tensor, segments: Tensor | None) -> list[Tensor]:
         """For each width of RECENT (B, S, E): mean of log(4 p_e) of the bases up to a place, 0 for
         those of other documents."""
-        follows, known = tokens[:, 1:], known_run(tokens, segments)
+        follows = tokens[:, 1:]
+        known = known_run(tokens, segments)
         picked = log_p[:, :-1].gather(
             -1, follows.clamp(0, 3)[:, :, None, None].expand(*log_p[:, :-1].shape[:3], 1)
         )
@@ -197,16 +199,20 @@ def counts_so_far(
     context in the order of reading; running sums over it are the counts. codes and segments are (B,
     T) int64; there are fewer than 2¹⁴ documents in a row.
     """
-    known, length = known_run(codes, segments), codes.shape[1]
+    known = known_run(codes, segments)
+    length = codes.shape[1]
     base = codes.clamp(0, 3)
     followers = torch.full_like(codes, -1)  # of the word that begins with the context at a place
     followers[:, :-1] = torch.where(known[:, 1:] > known[:, :-1], base[:, 1:], -1)
     document = torch.zeros_like(codes) if segments is None else segments + 1
-    forth, back, by_order = torch.zeros_like(codes), torch.zeros_like(codes), []
+    forth = torch.zeros_like(codes)
+    back = torch.zeros_like(codes)
+    by_order = []
     place = torch.arange(2 * length, device=codes.device)
     for k in range(1, max(orders) + 1):
         oldest = _shifted(base, k - 1)
-        forth, back = forth + (oldest << 2 * (k - 1)), 4 * back + (3 - oldest)
+        forth = forth + (oldest << 2 * (k - 1))
+        back = 4 * back + (3 - oldest)
         if k not in orders:
             continue
         # Entries in the order in which a reader knows them: the other strand's word that ends here,
@@ -228,7 +234,8 @@ def counts_so_far(
                 torch.searchsorted(group + order, group + (order - 2 * recent).clamp(min=0))
             )
         since = [sums - sums.gather(1, start[..., None].expand_as(sums)) for start in starts]
-        places, ends = order[..., None].expand_as(sums), (known >= k)[..., None]
+        places = order[..., None].expand_as(sums)
+        ends = (known >= k)[..., None]
         by_order.append(
             [torch.empty_like(sums).scatter_(1, places, each)[:, 1::2] * ends for each in since]
         )
@@ -271,7 +278,9 @@ class Index:
             after = F.pad(by[size:], (0, size)) * whole  # a word that ended stays ended
             return words * 5**length + after, whole & F.pad(unbroken[size:], (0, size))
 
-        words, size, known = digits, 1, digits > 0
+        words = digits
+        size = 1
+        known = digits > 0
         whole = known  # whether a word has all of its bases
         for bit in f"{LONGEST + 1:b}"[1:]:
             (words, whole), size = followed(words, whole, size), 2 * size
@@ -283,9 +292,11 @@ class Index:
         self, codes: Tensor, orders: Sequence[int], segments: Tensor | None = None
     ) -> Tensor:
         """n_k(x) in the indexed sequences, (B, T, K, 4) int32; arguments as in `counts_so_far`."""
-        known, digits = known_run(codes, segments), codes.clamp(0, 3) + 1
+        known = known_run(codes, segments)
+        digits = codes.clamp(0, 3) + 1
         totals = torch.zeros(*codes.shape, len(orders), 4, dtype=torch.int32, device=codes.device)
-        prefix, wanted = torch.zeros_like(codes), known >= 0
+        prefix = torch.zeros_like(codes)
+        wanted = known >= 0
         for k in range(1, max(orders) + 1):
             prefix = prefix + _shifted(digits, k - 1) * 5 ** (k - 1)
             if k not in orders:

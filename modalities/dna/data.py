@@ -29,7 +29,9 @@ from modalities.loading import MOST_WORKERS, IndexedLoader, RowBatches, State, h
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
 
 # First word of every random key after the seed, so that no two uses share random bits.
-_ORDER, _OFFSET, _STRAND = 0, 1, 2
+_ORDER = 0
+_OFFSET = 1
+_STRAND = 2
 _MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
 _LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
 
@@ -118,12 +120,16 @@ class WindowDataset(Dataset):
         *,
         one_pass: bool = False,
     ) -> None:
-        self.genome, self.regions, self.one_pass = genome, joined(regions), one_pass
-        self.context, self.tokenizer = config.context, load_tokenizer(config.tokenizer)
+        self.genome = genome
+        self.regions = joined(regions)
+        self.one_pass = one_pass
+        self.context = config.context
+        self.tokenizer = load_tokenizer(config.tokenizer)
         self.seed, self.reverse_complement = (
             (0, 0.0) if one_pass else (config.seed, config.reverse_complement)
         )
-        self.soft_mask_weight, self.max_unknown = config.soft_mask_weight, config.max_unknown
+        self.soft_mask_weight = config.soft_mask_weight
+        self.max_unknown = config.max_unknown
         self.window = max(1, round(self.context * self.tokenizer.bases_per_token))
         self._unknown = RunCounter(genome.unknown)
         self._lay_out()
@@ -133,7 +139,8 @@ class WindowDataset(Dataset):
 
     def _lay_out(self) -> None:
         """The table of stretches."""
-        width, parts = self.window, []
+        width = self.window
+        parts = []
         limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
         for region in self.regions:
             bounds = _stretches(region, self.genome[region.contig].unknown, limit)
@@ -213,7 +220,8 @@ class WindowDataset(Dataset):
     def padding_row(self) -> dict[str, torch.Tensor]:
         """A row of padding alone: no target."""
         length = self.context + 1
-        tokens, segments = torch.full((length,), self.tokenizer.pad_id), torch.full((length,), -1)
+        tokens = torch.full((length,), self.tokenizer.pad_id)
+        segments = torch.full((length,), -1)
         return {
             "tokens": tokens,
             "segments": segments,
@@ -249,7 +257,8 @@ class WindowDataset(Dataset):
         epoch, position = np.divmod(numbers, self.epoch_windows)
         position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
         stretch = np.searchsorted(self._ends, position, side="right")
-        windows, length = self._windows[stretch], (self._stop - self._start)[stretch]
+        windows = self._windows[stretch]
+        length = (self._stop - self._start)[stretch]
         inside = position - self._ends[stretch] + windows  # the window's number within its stretch
         at = inside * self.window
         if not self.one_pass:

@@ -52,11 +52,9 @@ class Genome:
     ) -> None:
         """contigs: name, length and number of the file of each. bases: of all of them, code |
         SOFT."""
-        self.files, self.fingerprint, self._store = (
-            files,
-            fingerprint,
-            np.frombuffer(bases, np.uint8),
-        )
+        self.files = files
+        self.fingerprint = fingerprint
+        self._store = np.frombuffer(bases, np.uint8)
         starts = np.cumsum([0, *(length for _, length, _ in contigs)])
         self.unknown = _unknown_runs(self._store, starts)
         first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
@@ -107,7 +105,8 @@ class Genome:
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other;
     looked for in pieces."""
-    edges, before = [], np.zeros(1, bool)
+    edges = []
+    before = np.zeros(1, bool)
     for at in range(0, len(codes), _PIECE):
         unknown = codes[at : at + _PIECE] & CODE == UNKNOWN
         edges.append(at + np.flatnonzero(np.diff(unknown, prepend=before)))
@@ -162,7 +161,8 @@ def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
         count = len(names)
         for piece in read_codes(Path(name)):
             if not isinstance(piece, bytes):
-                contig, place = piece[0], f"{name}, {piece[1]}"
+                contig = piece[0]
+                place = f"{name}, {piece[1]}"
                 if contig in places:
                     raise ValueError(
                         f"{place}: a second contig {contig!r}; the first is in {places[contig]}"

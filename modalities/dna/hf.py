@@ -156,7 +156,8 @@ def claim_outside(name: str) -> float:
 def open_outside(name: str) -> tuple[nn.Module, bool]:
     """A folder of our own format is the zoo's model again, behind the folder's tokenizer, which has
     the same ids."""
-    model, tokenizer = open_causal_lm(name), load_tokenizer(f"hf:{name}")
+    model = open_causal_lm(name)
+    tokenizer = load_tokenizer(f"hf:{name}")
     if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
         assert isinstance(tokenizer, OutsideTokenizer)
         if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():

@@ -57,7 +57,8 @@ class DnaConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        orders, spec = list(self.copy_orders), self.tokenizer
+        orders = list(self.copy_orders)
+        spec = self.tokenizer
         if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
             raise ValueError(
                 f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}"
@@ -148,7 +149,8 @@ class DnaDecoder(Decoder):
                 "a copy expert looks for bases: pass ids of tokens, not their embeddings"
             )
         if cache is not None:
-            tokens, segments = cache.keep(tokens), cache.segments
+            tokens = cache.keep(tokens)
+            segments = cache.segments
         copied = self.copy_expert(tokens, features, segments)
         return torch.cat([features.to(copied.dtype), copied], -1)
 
@@ -193,10 +195,8 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
     loss, _ = causal_lm_loss(model, batch)
     if model.copy_expert is not None and model.copy_expert.training:
         model.copy_expert.remember(batch["tokens"], batch["segments"])
-    weights, widths = (
-        target_weights(batch),
-        torch.from_numpy(load_tokenizer(model.config.tokenizer).widths),
-    )
+    weights = target_weights(batch)
+    widths = torch.from_numpy(load_tokenizer(model.config.tokenizer).widths)
     bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 

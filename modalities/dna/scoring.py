@@ -83,7 +83,8 @@ def score_windows(
     on both strands. by_base: also for one strand. at_once: bases that are read in a pass where
     windows are longer, in `windows_of` them, each from BOS on; by base.
     """
-    both, length = strands == "both", windows.shape[1]
+    both = strands == "both"
+    length = windows.shape[1]
     if at_once is not None and at_once < length:
         parts = list(windows_of(length, at_once))
         codes = np.concatenate([windows[:, read] for read, _ in parts])

@@ -139,7 +139,9 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
     if _is_sequences(path.name, GENBANK):
         yield from _read_genbank(path)
         return
-    number, begun = 0, False  # lines read
+    # lines read
+    number = 0
+    begun = False
     with opened(path) as stream:
         while chunk := stream.read(_CHUNK):
             chunk += stream.readline(_CHUNK)  # to the end of a line, unless that is long
@@ -165,7 +167,8 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
     from Bio import SeqIO
 
     with opened(path) as stream:
-        records, place = iter(SeqIO.parse(io.TextIOWrapper(stream, encoding="utf-8"), "genbank")), 0
+        records = iter(SeqIO.parse(io.TextIOWrapper(stream, encoding="utf-8"), "genbank"))
+        place = 0
         while True:
             place += 1
             try:

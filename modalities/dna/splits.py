@@ -101,7 +101,8 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
     if len(words) < 3 + splits:
         columns = "contig, start, stop" + f", split (such as {' '.join(_SPLITS)})" * splits
         raise ValueError(f"{len(words)} columns, expected {3 + splits}: {columns}")
-    contig, bounds = genome[words[0]], words[1:3]
+    contig = genome[words[0]]
+    bounds = words[1:3]
     if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
         raise ValueError(
             f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0"
@@ -159,12 +160,14 @@ def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
     if not usable:
         raise ValueError("no contig has a known base")
     if len(usable) == 1:
-        name, length = usable[0].name, usable[0].length
+        name = usable[0].name
+        length = usable[0].length
         cut = length - int(length * HELDOUT_OF_ONE)
         if not 0 < cut < length:
             raise ValueError(f"contig {name!r} has {length} bases: too few to split")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
-    total, held = sum(contig.known for contig in usable), 0
+    total = sum(contig.known for contig in usable)
+    held = 0
     names: set[str] = set()
     for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
         if (
@@ -266,7 +269,8 @@ class GenomeSplit:
         """A random place in each of `count` equal shares of the places on a grid."""
         contig = regions[0].contig
         name = int.from_bytes(hashlib.blake2b(contig.encode(), digest_size=8).digest(), "little")
-        rng, runs = np.random.default_rng([seed, length, name]), self.genome[contig].unknown
+        rng = np.random.default_rng([seed, length, name])
+        runs = self.genome[contig].unknown
         starts = [np.zeros(0, np.int64)]
         gaps = runs[
             runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 BASES = "ACGT"
 UNKNOWN = 4
 NOT_A_BASE = 255
-SOFT, CODE = 8, 7  # a byte is code | SOFT
+# a byte is code | SOFT
+SOFT = 8
+CODE = 7
 
 LONGEST_KMER = 8  # 65,536 targets
 SPECIALS = 3  # unknown, start, padding
@@ -113,13 +115,12 @@ class DnaTokenizer(ABC):
     bases_per_token = 1.0
 
     def __init__(self, name: str, widths: np.ndarray, fingerprint: str) -> None:
-        self.name, self.step = name, int(widths[0]) if (widths == widths[0]).all() else 1
+        self.name = name
+        self.step = int(widths[0]) if (widths == widths[0]).all() else 1
         self.num_targets = self.unknown_id = len(widths)
-        self.bos_id, self.pad_id, self.vocab_size = (
-            len(widths) + 1,
-            len(widths) + 2,
-            len(widths) + SPECIALS,
-        )
+        self.bos_id = len(widths) + 1
+        self.pad_id = len(widths) + 2
+        self.vocab_size = len(widths) + SPECIALS
         self.widths = np.concatenate([widths, [self.step, 0, 0]]).astype(np.int64)
         self.fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
 
@@ -147,7 +148,8 @@ class KmerTokenizer(DnaTokenizer):
 
     def __init__(self, k: int, name: str) -> None:
         super().__init__(name, np.full(4**k, k), f"kmer-{k}")
-        self.k, self.bases_per_token = k, float(k)
+        self.k = k
+        self.bases_per_token = float(k)
         self._powers = 4 ** np.arange(k - 1, -1, -1)
         codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
         self._table = np.concatenate([codes, np.full((1, k), UNKNOWN, np.uint8)])
@@ -173,7 +175,9 @@ class OutsideTokenizer(DnaTokenizer):
     """
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
-        spec, vocabulary, special = f"hf:{name}", inner.get_vocab(), set(inner.all_special_ids)
+        spec = f"hf:{name}"
+        vocabulary = inner.get_vocab()
+        special = set(inner.all_special_ids)
         entries = (
             entry
             for entry, n in vocabulary.items()

@@ -48,10 +48,8 @@ class CausalLM(Decoder):
         from modalities.decoder.generation import stream_text
 
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids, ends = (
-            self.read(prompt)[0].tolist(),
-            {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id},
-        )
+        ids = self.read(prompt)[0].tolist()
+        ends = {"max_new_tokens": max_new_tokens, "eos_id": tokenizer.eos_id}
         return stream_text(self, ids, tokenizer.decode, **ends | sampling)  # type: ignore[arg-type]
 
     def read(self, text: str) -> Tensor:
@@ -118,7 +116,8 @@ register_decoders("text", SIZES, TextConfig, build_model)
 def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> ZooModel:
     """A registered model at the data's context and tokenizer, whose files are read for an unknown
     vocabulary alone."""
-    spec, entry = data.tokenizer, model_entry(name).config
+    spec = data.tokenizer
+    entry = model_entry(name).config
     check_tokenizer(options, spec)
     fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
     # Options after "?" name special tokens and do not change the size of the vocabulary.

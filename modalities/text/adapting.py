@@ -64,7 +64,8 @@ class AdaptationRows(Dataset):
     """
 
     def __init__(self, rows: PackedDataset, length: int) -> None:
-        self.rows, self.length = rows, length
+        self.rows = rows
+        self.length = length
 
     def __len__(self) -> int:
         return self.length
@@ -73,7 +74,8 @@ class AdaptationRows(Dataset):
         if not 0 <= index < self.length:
             raise IndexError(f"row {index} is outside 0..{self.length - 1}")
         row = self.rows[index]
-        tokens, segments = row["tokens"], row["segments"]
+        tokens = row["tokens"]
+        segments = row["segments"]
         labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
         return {
             "input_ids": tokens,
@@ -94,10 +96,8 @@ def adaptation_rows(
     """`count` shuffled rows to train on, some of which state facts; without a count the first of
     the held-out split, plain."""
     config = TextDataConfig(source, tokenizer, context - 1, facts_fraction=facts_fraction)
-    corpus, read = (
-        load_corpus(config, "heldout" if count is None else "train"),
-        load_tokenizer(tokenizer),
-    )
+    corpus = load_corpus(config, "heldout" if count is None else "train")
+    read = load_tokenizer(tokenizer)
     if count is not None:
         return AdaptationRows(
             PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count
@@ -114,20 +114,24 @@ def rows_at_once(batch: int, context: int) -> int:
 @torch.inference_mode()
 def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     """Nats a token."""
-    decoder, total, count = OutsideDecoder(model, "model"), 0.0, 0
+    decoder = OutsideDecoder(model, "model")
+    total = 0.0
+    count = 0
     for part in slices(len(rows), max(1, TOKENS // (rows.rows.context + 1))):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
         nats, targets = summed_loss(
             decoder, {name: tensor.to(model.device) for name, tensor in batch.items()}
         )
-        total, count = total + float(nats), count + targets
+        total = total + float(nats)
+        count = count + targets
     return total / count
 
 
 def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[Tensor, int]:
     """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again
     in the backward pass."""
-    tokens, places = inputs["input_ids"], inputs.get("position_ids")
+    tokens = inputs["input_ids"]
+    places = inputs.get("position_ids")
     features = (
         decoder._read(tokens).last_hidden_state
         if places is None
@@ -148,11 +152,9 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
 def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[float, float]:
     """(Seconds, bytes of activations) of `rows` rows, forward and backward: time extrapolated from
     two short rows, bytes by shapes, without a T × S bias."""
-    decoder, config, tokens = (
-        OutsideDecoder(model, "model"),
-        model.config.get_text_config(),
-        rows * context,
-    )
+    decoder = OutsideDecoder(model, "model")
+    config = model.config.get_text_config()
+    tokens = rows * context
     model.train()
     if tokens >= CHECKPOINTED:
         model.activation_checkpointing_enable(dict(AGAIN))
@@ -161,10 +163,8 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
         16,
         *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)}),
     ):  # 16 warms up
-        row, meter = (
-            torch.ones(1, length, dtype=torch.int64, device=model.device),
-            Meter(model.device),
-        )
+        row = torch.ones(1, length, dtype=torch.int64, device=model.device)
+        meter = Meter(model.device)
         with meter:
             summed_loss(decoder, {"input_ids": row, "labels": row})[0].backward()
         model.zero_grad()
@@ -172,7 +172,8 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     (least, rate), (most, slower) = points[1], points[-1]
     slope = max(0.0, (slower - rate) / max(1, most - least))
     hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    shape, width = (config.num_hidden_layers, config.hidden_size, hidden), model.dtype.itemsize
+    shape = (config.num_hidden_layers, config.hidden_size, hidden)
+    width = model.dtype.itemsize
     numbers = (
         tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width)
         + 3 * LOGITS * config.vocab_size
@@ -222,7 +223,8 @@ class _Losses(TrainerCallback):
     """Calls `tell(step, steps, loss, steps of this process)` with each loss that is logged."""
 
     def __init__(self, tell: Callable[[int, int, float, int], None]) -> None:
-        self.tell, self.before = tell, 0
+        self.tell = tell
+        self.before = 0
 
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, **kwargs: Any

@@ -241,10 +241,8 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     texts = (document.text for document in documents)
     while batch := list(islice(texts, _BATCH)):
         parts += [encoded.astype(dtype) for encoded in tokenizer.encode_many(batch)]
-    tokens, offsets = (
-        np.concatenate([np.empty(0, dtype), *parts]),
-        np.cumsum([0, *map(len, parts)], dtype=np.int64),
-    )
+    tokens = np.concatenate([np.empty(0, dtype), *parts])
+    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=16)
     digest.update(tokens.data)
     digest.update(offsets.data)
@@ -274,13 +272,11 @@ class PackedDataset(Dataset):
     ) -> None:
         mix.check(context, tokenizer)
         self.documents = documents
-        self.corpus, self.context, self.tokenizer, self.seed, self.mix = (
-            corpus,
-            context,
-            tokenizer,
-            seed,
-            mix,
-        )
+        self.corpus = corpus
+        self.context = context
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self.mix = mix
         self.lengths = np.diff(corpus.offsets) + 1  # with BOS
         self.epoch_tokens = int(self.lengths.sum())
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
@@ -323,11 +319,15 @@ class PackedDataset(Dataset):
 
     def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> Batch:
         row = self.padding_row()
-        tokens, segments = row["tokens"].numpy(), row["segments"].numpy()
+        tokens = row["tokens"].numpy()
+        segments = row["segments"].numpy()
         stop = min(start + self.context + 1, self.epoch_tokens)
-        rank, at, segment = int(np.searchsorted(ends, start, side="right")), start, 0
+        rank = int(np.searchsorted(ends, start, side="right"))
+        at = start
+        segment = 0
         while at < stop:
-            document, upto = order[rank], min(int(ends[rank]), stop)
+            document = order[rank]
+            upto = min(int(ends[rank]), stop)
             inside = at - (int(ends[rank]) - int(self.lengths[document]))  # 0 is the BOS
             filled = at - start
             if inside == 0:
@@ -337,7 +337,9 @@ class PackedDataset(Dataset):
             count = upto - start - filled
             tokens[filled : filled + count] = self.corpus.tokens[first : first + count]
             segments[at - start : upto - start] = segment
-            rank, at, segment = rank + 1, upto, segment + (self.documents == "masked")
+            rank = rank + 1
+            at = upto
+            segment = segment + (self.documents == "masked")
         return row
 
 
@@ -346,7 +348,8 @@ def load_corpus(config: TextDataConfig, split: str) -> TokenCorpus:
     tokenize_corpus."""
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
-        spec, split = config.heldout_source, "all"
+        spec = config.heldout_source
+        split = "all"
     source = open_source(spec)
     limit = config.heldout_limit if isinstance(source, HFSource) else None
     tokenizer = load_tokenizer(config.tokenizer)
@@ -407,7 +410,8 @@ def open_heldout(
     """The first held-out documents of a source, at most `MOST_DOCUMENTS` with `MOST_CHARACTERS`,
     read once per process; with split="all" of every document. ValueError for an empty split."""
     tokenizer = load_tokenizer(tokenizer_spec)
-    texts, size = [], 0
+    texts = []
+    size = 0
     heldout = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
     for document in islice(heldout, MOST_DOCUMENTS):
         size += len(document.text)

@@ -99,7 +99,8 @@ class Grammar:
                 f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else ""
             )
         if kind <= len(self.codes):
-            letters, number = draw_letters(rng, int(rng.integers(1, 4))), rng.integers(1, 1000)
+            letters = draw_letters(rng, int(rng.integers(1, 4)))
+            number = rng.integers(1, 1000)
             return self.codes[kind - 1].format(letters=letters, number=number)
         return f"{self.draw_word(rng, text)} {self.draw_word(rng, text)}"
 
@@ -130,7 +131,8 @@ class Grammar:
 
     def draw_kind(self, rng: np.random.Generator) -> int:
         """A kind of name: half of them are of no list."""
-        listed, codes = len(self.names), len(self.codes)
+        listed = len(self.names)
+        codes = len(self.codes)
         if rng.random() < 0.5:
             return int(rng.integers(listed))
         unlisted = [
@@ -266,10 +268,12 @@ def draw_facts(
     for _ in range(TRIES * count):
         if not facts or not alike:
             for _ in range(TRIES):
-                wording, kind = grammar.draw_wording(rng, text), grammar.draw_kind(rng)
+                wording = grammar.draw_wording(rng, text)
+                kind = grammar.draw_kind(rng)
                 if not alike or grammar.subjects(wording, kind) >= 2 * count:
                     break
-            noun, name = pick(rng, grammar.nouns), grammar.draw_name(rng, kind, text)
+            noun = pick(rng, grammar.nouns)
+            name = grammar.draw_name(rng, kind, text)
             opening, ending, ask = (
                 pick(rng, texts) if rng.random() < 0.4 else ""
                 for texts in (grammar.openings, grammar.endings, grammar.asks)
@@ -353,7 +357,8 @@ def facts_row(
     Values count 0 in the loss where they are stated, `weight` in answers; all else counts 1.
     """
     room = len(row["tokens"]) - 1  # BOS
-    statements, answers = [], []
+    statements = []
+    answers = []
     words = [
         word
         for word in WORD.findall(tokenizer.decode(row["tokens"]))
@@ -391,7 +396,8 @@ def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Ba
     The stretch is the row's first tokens, as they are or in random order, which then count 0 where
     they come first.
     """
-    length, text = len(row["tokens"]), _plain(row, tokenizer)
+    length = len(row["tokens"])
+    text = _plain(row, tokenizer)
     stretch = text[:, : int(rng.integers(COPIED[0], COPIED[1] + 1))]
     if not stretch.shape[1]:
         return row
@@ -400,7 +406,8 @@ def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Ba
     if rng.random() < 0.5:
         stretch = stretch[:, rng.permutation(done)]
         first = stretch * [[1], [0]]
-    pieces, total = [first], 1 + done
+    pieces = [first]
+    total = 1 + done
     while total < length:
         between = text[:, done : done + int(rng.integers(0, BETWEEN + 1))]
         pieces += [between, stretch]
@@ -436,10 +443,8 @@ def _row(pieces: np.ndarray, like: Batch, tokenizer: Tokenizer) -> Batch:
     """One document of BOS and the pieces, padded to the length of `like`."""
     pieces = np.concatenate([[[tokenizer.bos_id], [1.0]], pieces], axis=1)
     count = pieces.shape[1]
-    tokens, segments = (
-        torch.full_like(like["tokens"], tokenizer.pad_id),
-        torch.full_like(like["segments"], -1),
-    )
+    tokens = torch.full_like(like["tokens"], tokenizer.pad_id)
+    segments = torch.full_like(like["segments"], -1)
     weights = torch.zeros(len(tokens))
     tokens[:count] = torch.from_numpy(pieces[0].astype(np.int64))
     segments[:count] = 0

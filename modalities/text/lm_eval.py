@@ -65,10 +65,12 @@ class PriorzooLM(HFLM):
             released = OutsideDecoder(open_causal_lm(name), name).to(
                 device=place, dtype=DTYPES[dtype]
             )
-            model, tokenizer = released.model, open_tokenizer(name)
+            model = released.model
+            tokenizer = open_tokenizer(name)
         else:
             decoder = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
-            model, tokenizer = wrap(decoder), fast_tokenizer(decoder.config.tokenizer)
+            model = wrap(decoder)
+            tokenizer = fast_tokenizer(decoder.config.tokenizer)
         super().__init__(
             model,
             tokenizer=tokenizer,

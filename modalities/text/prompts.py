@@ -132,10 +132,8 @@ class Prompt(NamedTuple):
         """The prompt of `length` tokens with its answer: its first token, a passage, the question.
         The passage surrounds the `NEAR` trigrams with the greatest Σ 1/count over those of the
         question. Raises ValueError for a length without room."""
-        text, question = (
-            self.tokens[1 : -self.question_length],
-            self.tokens[-self.question_length :],
-        )
+        text = self.tokens[1 : -self.question_length]
+        question = self.tokens[-self.question_length :]
         room = length - 1 - len(question) - len(self.answer)
         if len(text) <= room:
             return self
@@ -166,7 +164,8 @@ class Template:
         check_choice("template", self.name, TEMPLATES)
         if self.facts < 1:
             raise ValueError(f"facts must be at least 1, got {self.facts}")
-        template, grammars = f"template {self.name!r}", ", ".join(GRAMMARS)
+        template = f"template {self.name!r}"
+        grammars = ", ".join(GRAMMARS)
         if self.facts > 1 and self.grammar is None:
             raise ValueError(
                 f"{template} states one fact, got facts={self.facts}: {grammars} state several"
@@ -188,17 +187,13 @@ class Template:
 
         depth: share of the hay before the statement, to the nearest sentence's end.
         """
-        first, least = (
-            tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id]),
-            math.inf,
-        )
+        first = tokenizer.encode(TASK) if self.name == "bam" else np.array([tokenizer.bos_id])
+        least = math.inf
         for _ in range(TRIES):
             sentences, question_parts, kinds = self._draw_words(rng)
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
-            question, answer = (
-                _encode(question_parts[:-1], tokenizer),
-                tokenizer.encode(question_parts[-1]),
-            )
+            question = _encode(question_parts[:-1], tokenizer)
+            answer = tokenizer.encode(question_parts[-1])
             taken = sum(map(len, [first, *statements, question])) + (
                 0 if self.name == "bam" else len(answer)
             )
@@ -288,7 +283,8 @@ def state_facts(
     statements = [_encode(fact.statement, tokenizer) for fact in facts]
     pairs = []
     for fact in facts:
-        question, answer = tokenizer.encode(fact.question), tokenizer.encode(fact.value)
+        question = tokenizer.encode(fact.question)
+        answer = tokenizer.encode(fact.value)
         spaces = 0 if tokenizer.decode(answer[:1]).strip() else 1
         pairs.append((np.concatenate([question, answer[:spaces]]), answer[spaces:]))
     taken = (

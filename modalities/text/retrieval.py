@@ -75,7 +75,8 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
     def describe(self, documents: Sequence[EncodedDocument], length: int) -> int:
         """Sets `data_line`: how many documents have `length` tokens, which it returns."""
-        enough, count = sum(len(one.tokens) >= length for one in documents), len(documents)
+        enough = sum(len(one.tokens) >= length for one in documents)
+        count = len(documents)
         counted = f"first {count:,}" if count == MOST_DOCUMENTS else f"{count:,}"
         self.data_line = f"{enough:,} of the {counted} held-out documents of {self.text_name} have {length:,} tokens"
         if enough < count:
@@ -180,7 +181,8 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         self.conditions = {facts: f" (facts={facts})" * (len(numbers) > 1) for facts in numbers}
         self.templates = [Template(self.settings.template or "own", facts) for facts in numbers]
         if len(self.conditions) > 1:
-            label, conditions = self.overview.label, self.conditions.values()
+            label = self.overview.label
+            conditions = self.conditions.values()
             drawn = tuple(
                 Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions
             )
@@ -225,7 +227,9 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         return f"{self.samples} prompts at each of {self.depths} depths{numbers} and {len(results[0].rows)} lengths"
 
     def cells(self, model: Decoder) -> list[Cell]:
-        tokenizer, haystack, cells = model.config.tokenizer, self.haystack(model), []
+        tokenizer = model.config.tokenizer
+        haystack = self.haystack(model)
+        cells = []
         self.describe_hay(model, max(self.points(model)))
         for length, template, k in product(self.points(model), self.templates, range(self.depths)):
             depth = k / (self.depths - 1)
@@ -242,7 +246,8 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its
         words."""
-        prompts, size = cell.data["prompts"], self.at_once(model, cell.data["length"])
+        prompts = cell.data["prompts"]
+        size = self.at_once(model, cell.data["length"])
         by_shape: dict[
             tuple[int, int], list[int]
         ] = {}  # prompts differ in length where words or keys do

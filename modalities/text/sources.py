@@ -205,10 +205,8 @@ def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileS
     missing."""
     paths = {name: data_folder() / _FETCHED[name][0] for name in every}
     if missing := {name: path for name, path in paths.items() if not path.is_file()}:
-        listed, command = (
-            ", ".join(map(str, missing.values())),
-            f"text {' '.join(missing)} --offline",
-        )
+        listed = ", ".join(map(str, missing.values()))
+        command = f"text {' '.join(missing)} --offline"
         raise FileNotFoundError(
             f"source {spec!r}: no {listed}; to fetch it, `priorzoo fetch-data {command}`"
         )
@@ -294,7 +292,8 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
         return
     with opened(path) as stream:
         for number in itertools.count(1):
-            line, where = stream.readline(LONGEST_ROW + 1), f"{path}, row {number}"
+            line = stream.readline(LONGEST_ROW + 1)
+            where = f"{path}, row {number}"
             if not line:
                 return
             if len(line) > LONGEST_ROW:

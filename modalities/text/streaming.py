@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from modalities.text.data import TextDataConfig
 
 BLOCK = 256  # windows that are shuffled together
-_BLOCK, _MIX = (
-    3,
-    4,
-)  # first words of random keys after the seed; `modalities.text.data` has the others
+# first words of random keys after the seed; `modalities.text.data` has the others
+_BLOCK = 3
+_MIX = 4
 
 
 class _Shard:
@@ -42,9 +41,13 @@ class _Shard:
     ) -> None:
         from datasets.distributed import split_dataset_by_node
 
-        self.source, self.config, self.tokenizer, self.shard = source, config, tokenizer, shard
+        self.source = source
+        self.config = config
+        self.tokenizer = tokenizer
+        self.shard = shard
         self.dataset = split_dataset_by_node(source.load(), rank=shard, world_size=shards)
-        self.epoch, self.row = 0, 0
+        self.epoch = 0
+        self.row = 0
 
     def samples(self, state: State | None) -> Iterator[tuple[Batch, State]]:
         """Pairs (row, state after it), from the start or from a state on."""
@@ -76,7 +79,8 @@ class _Shard:
             while len(line[0][1]) <= skip:
                 skip -= len(line.popleft()[1])
             held = sum(len(tokens) for _, tokens in line) - skip
-            block, done = block + 1, 0
+            block = block + 1
+            done = 0
 
     def _row(self, tokens: np.ndarray, starts: np.ndarray, at: int, index: int) -> Batch:
         config = self.config
@@ -90,7 +94,8 @@ class _Shard:
     def _documents(self, position: State | None) -> Iterator[tuple[State, np.ndarray]]:
         """(position in front of the document, [BOS] + its tokens), epoch after epoch."""
         if position is not None:
-            self.epoch, self.row = position["epoch"], position["row"]
+            self.epoch = position["epoch"]
+            self.row = position["row"]
         while True:
             self.dataset.set_epoch(self.epoch)
             before = {"epoch": self.epoch, "row": self.row, "hf": None}
@@ -113,7 +118,9 @@ class _Shard:
             if not any_documents:
                 place = f"source {self.source.spec!r}: shard {self.shard}"
                 raise ValueError(f"{place} has no training document; use fewer ranks or workers")
-            self.epoch, self.row, position = self.epoch + 1, 0, None
+            self.epoch = self.epoch + 1
+            self.row = 0
+            position = None
 
 
 class TextStream:
@@ -124,12 +131,10 @@ class TextStream:
     def __init__(self, config: TextDataConfig, tokenizer: Tokenizer, micro_batch: int) -> None:
         source = cast(HFSource, open_source(config.source))
         config.row_mix.check(config.context, tokenizer)
-        self.source, self.config, self.tokenizer, self.micro_batch = (
-            source,
-            config,
-            tokenizer,
-            micro_batch,
-        )
+        self.source = source
+        self.config = config
+        self.tokenizer = tokenizer
+        self.micro_batch = micro_batch
 
     def batches(
         self, slot: int, slots: int, done: int, state: State | None

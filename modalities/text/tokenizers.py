@@ -94,8 +94,11 @@ class ByteTokenizer(Tokenizer):
     """UTF-8 bytes. 256 bytes + BOS, EOS, PAD, rounded up to 264 (a multiple of 8); ids 259..263
     never occur."""
 
-    name, vocab_size = "bytes", 264
-    bos_id, eos_id, pad_id = 256, 257, 258
+    name = "bytes"
+    vocab_size = 264
+    bos_id = 256
+    eos_id = 257
+    pad_id = 258
     fingerprint = hashlib.blake2b(b"bytes-264", digest_size=16).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
@@ -116,7 +119,9 @@ class BPETokenizer(Tokenizer):
         self.backend = backend
         self.name = name
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
-        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.pad_id = pad_id
         added = backend.get_added_tokens_decoder()
         plain = [
             added[n].content
@@ -165,7 +170,8 @@ class OutsideTokenizer(Tokenizer):
     }
 
     def __init__(self, inner: PreTrainedTokenizerBase, name: str) -> None:
-        self.inner, self.name = inner, f"hf:{name}"
+        self.inner = inner
+        self.name = f"hf:{name}"
         self.vocab_size = len(inner)
         self.bos_id = start_id(inner, name)
         self.eos_id = self.bos_id if inner.eos_token_id is None else int(inner.eos_token_id)

@@ -20,7 +20,9 @@ _HOMES = {
 __all__ = ["VisionConfig", *_HOMES]
 
 # As MODALITY has them; these need no timm.
-RECIPES_MODULE, OUTSIDE_PREFIXES, BASELINES = "recipes.vision", ("timm",), ()
+RECIPES_MODULE = "recipes.vision"
+OUTSIDE_PREFIXES = ("timm",)
+BASELINES = ()
 register_family(FAMILY)
 
 

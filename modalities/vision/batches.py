@@ -28,7 +28,10 @@ from modalities.vision.objects import NO_OBJECTS, Objects, cut, targets_of, wind
 BICUBIC = v2.InterpolationMode.BICUBIC
 # First word of every random key after the seed, so that no two uses share a stream; samples.py has
 # its own.
-_AUGMENT, _ERASE, _MIX, _SHAPE = 10, 11, 12, 13
+_AUGMENT = 10
+_ERASE = 11
+_MIX = 12
+_SHAPE = 13
 
 
 def seeded(*key: int) -> None:
@@ -84,7 +87,8 @@ class BatchMaker:
     """
 
     def __init__(self, config: VisionDataConfig) -> None:
-        self.config, self.shapes = config, config.train_shapes
+        self.config = config
+        self.shapes = config.train_shapes
         self.transforms = {shape: train_transform(config, shape) for shape in self.shapes}
         self.erase = (
             RandomErasing(config.random_erasing, mode="pixel", device="cpu")
@@ -107,7 +111,9 @@ class BatchMaker:
     ) -> dict[str, Tensor]:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed
         precedes each."""
-        config, shape, targets = self.config, self.shapes[0], []
+        config = self.config
+        shape = self.shapes[0]
+        targets = []
         if len(self.shapes) > 1:
             drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(
                 len(self.shapes)

@@ -39,9 +39,11 @@ def changed(image: Image.Image, objects: Objects, name: str) -> tuple[Image.Imag
         return image.resize((size[0], size[1]), Image.Resampling.BICUBIC), replace(
             objects, boxes=objects.boxes * scale
         )
-    angle, side = math.radians(TURN), min(image.size)
+    angle = math.radians(TURN)
+    side = min(image.size)
     inner = int(side / (math.cos(angle) + math.sin(angle)))
-    middle, corner = np.array(image.size) / 2, (np.array(image.size) - inner) // 2
+    middle = np.array(image.size) / 2
+    corner = (np.array(image.size) - inner) // 2
     offset = objects.boxes[:, :2] + objects.boxes[:, 2:] / 2 - middle
     turn = np.array(
         [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]

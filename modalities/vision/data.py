@@ -120,7 +120,8 @@ class HeldoutImages:
     without names, empty where unknown."""
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
-        self.images, self.objects = images, objects
+        self.images = images
+        self.objects = objects
         self.classes = (
             list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
         )
@@ -132,7 +133,8 @@ class HeldoutImages:
     def __getitem__(self, place: int) -> tuple[Image.Image, int | Objects]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         payload, label = self._stored(place)
-        listed, classes = self.images.classes is not None, len(self.classes) or None
+        listed = self.images.classes is not None
+        classes = len(self.classes) or None
         return checked_image(
             payload, label, self.name(place), num_classes=classes, listed=listed
         ), label
@@ -201,9 +203,11 @@ def open_heldout(
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per
     process. objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole."""
     if isinstance(source, VisionDataConfig):
-        images, classes = _heldout(source, size=EVALUATION_SIZE), source.num_classes
+        images = _heldout(source, size=EVALUATION_SIZE)
+        classes = source.num_classes
     else:
-        split, classes = "all" if source.startswith("wds:") else "heldout", 0
+        split = "all" if source.startswith("wds:") else "heldout"
+        classes = 0
         images = open_images(source, split, size=EVALUATION_SIZE)
     items = HeldoutImages(images, 0 if objects else classes, objects=objects)
     return Heldout(heldout_name(source), images.fingerprint, items)

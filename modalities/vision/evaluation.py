@@ -27,7 +27,9 @@ from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
 
 FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
-ENOUGH, PROBED = 0.9, 256  # share of the first so many pictures that reach a default size
+# share of the first so many pictures that reach a default size
+ENOUGH = 0.9
+PROBED = 256
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def note(self) -> str:
         """Says that a source which was named is read in part only, and how to read it as a
         whole."""
-        source, images = self.settings.source, self.heldout.items.images
+        source = self.settings.source
+        images = self.heldout.items.images
         if source is None or not images.among:
             return ""
         whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
@@ -134,7 +137,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending, at the aspect of training; that of training is
         among them."""
-        step, trained = self.step(model), model.config.train_size
+        step = self.step(model)
+        trained = model.config.train_size
         for size in self.settings.sizes or ():
             if wrong := not_multiples([size], step):
                 raise ValueError(
@@ -171,7 +175,8 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def check_reach(self, model: VisionTransformer, size: int, sides: Mapping[int, int]) -> None:
         """ValueError for a size that no picture reaches; it names the largest."""
         if size > (most := max(sides.values())):
-            step, pictures = self.step(model), f"held-out pictures of {self.heldout.name!r} have"
+            step = self.step(model)
+            pictures = f"held-out pictures of {self.heldout.name!r} have"
             largest = (
                 f"the largest size is {most // step * step}"
                 if most >= step

@@ -63,7 +63,8 @@ class BadImage(ValueError):
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 class ImageReport:
@@ -133,10 +134,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
-    mode, keyed = (
-        image.mode,
-        "transparency" in image.info,
-    )  # a transparent colour, as PNG and GIF have it
+    # a transparent colour, as PNG and GIF have it
+    mode = image.mode
+    keyed = "transparency" in image.info
     if mode == "RGB" and not keyed:
         return image
     try:
@@ -192,7 +192,8 @@ def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
     return (image.height, image.width) if on_its_side else image.size
 
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_ASPECT = 8
 Shape = tuple[int, int]  # (height, width)
 
@@ -206,8 +207,10 @@ def limit_aspect(image: Image.Image) -> Image.Image:
 
 
 def _centre(image: Image.Image, height: int, width: int) -> Image.Image:
-    height, width = max(1, min(image.height, height)), max(1, min(image.width, width))
-    top, left = (image.height - height) // 2, (image.width - width) // 2
+    height = max(1, min(image.height, height))
+    width = max(1, min(image.width, width))
+    top = (image.height - height) // 2
+    left = (image.width - width) // 2
     return image.crop((left, top, left + width, top + height))
 
 

@@ -58,7 +58,9 @@ def loss(
     With maps it is the class token's + MAP_WEIGHT · the mean over the patches, each asked for the
     pixel in its middle. Raises ValueError for a model without these logits.
     """
-    logits, targets, extra = model(batch["images"]).float(), batch["targets"], torch.zeros(())
+    logits = model(batch["images"]).float()
+    targets = batch["targets"]
+    extra = torch.zeros(())
     if "maps" in batch:
         prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
         if logits.ndim != 3 or not prefix:
@@ -68,10 +70,8 @@ def loss(
             )
         patches = logits[:, prefix:]
         here = at_patches(batch["maps"], patches.shape[1])
-        extra, logits = (
-            MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0],
-            logits[:, 0],
-        )
+        extra = MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0]
+        logits = logits[:, 0]
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
     value, metrics = _counted(logits, targets)
@@ -81,7 +81,8 @@ def loss(
 def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy and accuracies of the targets that are not −1."""
     counted = targets >= 0
-    logits, targets = logits[counted], targets[counted]
+    logits = logits[counted]
+    targets = targets[counted]
     with torch.no_grad():
         ranked = logits.topk(min(5, logits.shape[-1])).indices == targets[:, None]
         metrics = {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
@@ -101,7 +102,8 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     pairs are visible. Of several training shapes FLOPs are their mean, and activations those of the
     largest.
     """
-    config, patch = model.config, model.config.patch_size
+    config = model.config
+    patch = model.config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]
     counts = [
         (height // patch) * (across // patch) + model.num_prefix_tokens for height, across in shapes

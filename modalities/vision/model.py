@@ -53,10 +53,8 @@ class VisionBlock(nn.Module):
 
     def __init__(self, config: VisionConfig, position: Position, drop_path: float) -> None:
         super().__init__()
-        dim, tokens = (
-            config.dim,
-            config.class_token + config.reg_tokens + math.prod(config.train_grid),
-        )
+        dim = config.dim
+        tokens = config.class_token + config.reg_tokens + math.prod(config.train_grid)
         ssmax = None
         if config.ssmax:
             ssmax = SSMax(
@@ -100,7 +98,8 @@ class VisionTransformer(ZooModel):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
-        self.num_classes, self.in_chans = config.num_classes, config.in_chans
+        self.num_classes = config.num_classes
+        self.in_chans = config.in_chans
         self.num_features = self.embed_dim = self.head_hidden_size = config.dim
         self.num_prefix_tokens = config.class_token + config.reg_tokens
         self.global_pool = config.global_pool
@@ -206,7 +205,8 @@ class VisionTransformer(ZooModel):
             raise ValueError(
                 f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}"
             )
-        rows, columns = height // patch, width // patch
+        rows = height // patch
+        columns = width // patch
         return Positions.grid(rows, columns, num_prefix=self.num_prefix_tokens)
 
     def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
@@ -255,7 +255,8 @@ class VisionTransformer(ZooModel):
                     f"global_pool={global_pool!r}; this model has {', '.join(map(repr, pools))}"
                 )
             self.global_pool = global_pool
-        self.num_classes, self.class_names = num_classes, ()
+        self.num_classes = num_classes
+        self.class_names = ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
         like = self.patch_embed.proj.weight
         self.head = (
@@ -302,7 +303,8 @@ def timm_cfg(config: VisionConfig) -> dict[str, object]:
 
 
 def _position(config: VisionConfig, method: str, options: Options, layer: int) -> Position:
-    depth, grid = None if config.share_prior else (layer, config.num_layers), config.train_grid
+    depth = None if config.share_prior else (layer, config.num_layers)
+    grid = config.train_grid
     size = {"dim": config.dim, "num_heads": config.num_heads}
     return create_grid_position(
         method, **size, train_grid=grid, options=options, lanes=config.lanes, depth=depth

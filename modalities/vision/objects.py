@@ -81,7 +81,8 @@ def parse_objects(fields: object, group: object = "") -> Objects:
     typed = not len(boxes) or (kinds in ("ibb", "ubb") and categories.min() >= 0)
     if len(counts) > 1 or not typed or not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
         raise BadImage("bad objects", f"{expected}; boxes with a width and height above 0")
-    marked, evidence = marked.astype(bool), evidence.astype(bool)
+    marked = marked.astype(bool)
+    evidence = evidence.astype(bool)
     return Objects(boxes, categories.astype(np.int64), marked, marked | evidence, str(group or ""))
 
 
@@ -123,20 +124,21 @@ def window_on(
     needed = objects.boxes[objects.evidence]
     corner = []
     for axis, (side, most, place) in enumerate(zip((width, height), size, at, strict=True)):
-        low, high = 0, most - side
+        low = 0
+        high = most - side
         if len(needed):
-            first, last = (
-                float(needed[:, axis].min()),
-                float((needed[:, axis] + needed[:, axis + 2]).max()),
-            )
+            first = float(needed[:, axis].min())
+            last = float((needed[:, axis] + needed[:, axis + 2]).max())
             if last - first > side:
                 raise BadImage(
                     "spread",
                     f"the objects to be shown take {last - first:g} pixels, the window has {side}",
                 )
             room = min(MARGIN, (side - (last - first)) // 2)
-            begin, end = max(0.0, first - room), min(float(most), last + room)
-            low, high = max(low, int(np.ceil(end)) - side), min(high, int(begin))
+            begin = max(0.0, first - room)
+            end = min(float(most), last + room)
+            low = max(low, int(np.ceil(end)) - side)
+            high = min(high, int(begin))
         corner.append(low + round(place * max(0, high - low)))
     return corner[0], corner[1], width, height
 

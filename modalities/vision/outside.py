@@ -40,11 +40,9 @@ class OutsideClassifier(nn.Module):
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
         classifier: Any = model.eval()
-        self.model, self.data, cfg = (
-            classifier,
-            resolve_model_data_config(classifier),
-            classifier.pretrained_cfg,
-        )
+        self.model = classifier
+        self.data = resolve_model_data_config(classifier)
+        cfg = classifier.pretrained_cfg
         if not classifier.num_classes:
             raise ValueError(f"timm:{name} has no classifier")
         self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
@@ -75,12 +73,11 @@ class OutsideClassifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, num_classes) logits of (B, 3, H, W). ValueError for a size that the model does not
         take."""
-        config, shape = self.config, tuple(images.shape[-2:])
+        config = self.config
+        shape = tuple(images.shape[-2:])
         if config.fixed and shape != config.train_size:
-            size, trained = (
-                f"{shape[0]}×{shape[1]}",
-                f"{config.train_size[0]}×{config.train_size[1]}",
-            )
+            size = f"{shape[0]}×{shape[1]}"
+            trained = f"{config.train_size[0]}×{config.train_size[1]}"
             way_out = f"--sizes {min(config.train_size)}"
             raise ValueError(
                 f"timm:{config.name} takes images of {trained} alone, not {size}: {way_out}"

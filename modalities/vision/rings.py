@@ -23,14 +23,16 @@ def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
     near = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3)).any((2, 3))
     margin = max(RADII)
     padded = np.pad(near, margin).astype(np.uint8)
-    best, centre = -1, (0, 0)
+    best = -1
+    centre = (0, 0)
     for radius in RADII:
         hits = np.zeros((height, width), np.uint8)
         for x, y in _circle(radius):
             hits += padded[margin + y : margin + y + height, margin + x : margin + x + width]
         place = int(np.argmax(hits))
         if hits.flat[place] > best:
-            best, centre = int(hits.flat[place]), (place % width, place // width)
+            best = int(hits.flat[place])
+            centre = (place % width, place // width)
     return centre
 
 

@@ -26,7 +26,9 @@ from modalities.vision.shards import Members, Shards, read_label, read_objects, 
 
 # First word of every random key after the seed, so that no two uses share a stream; batches.py has
 # its own.
-_ORDER, _SHARDS, _BLOCK = 0, 1, 2
+_ORDER = 0
+_SHARDS = 1
+_BLOCK = 2
 Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
 Read = Callable[[], tuple[bytes | Image.Image, int | Objects]]
@@ -42,7 +44,9 @@ class ImageSamples:
     def __init__(self, images: ImageSet, config: VisionDataConfig, *, train: bool) -> None:
         if not len(images):
             raise ValueError(f"source {images.spec!r} has no image")
-        self.images, self.train, self.seed = images, train, config.seed if train else 0
+        self.images = images
+        self.train = train
+        self.seed = config.seed if train else 0
         self.size = None if train else len(images)
         self.make = BatchMaker(config if train else config.unaugmented())
         self.report = ImageReport()
@@ -65,7 +69,8 @@ class ImageSamples:
 
     def _good(self, number: int, events: list[Event]) -> Sample:
         epoch, position = divmod(number, len(self.images))
-        order, images = self._order(epoch if self.train else 0), self.images
+        order = self._order(epoch if self.train else 0)
+        images = self.images
         read = images.read if self.make.config.target == "label" else images.read_objects
         indexes = (int(order[(position + step) % len(order)]) for step in range(len(order)))
         before = len(events)
@@ -91,8 +96,11 @@ class ShardStream:
     """
 
     def __init__(self, shards: Shards, config: VisionDataConfig, micro_batch: int) -> None:
-        self.shards, self.config, self.micro_batch = shards, config, micro_batch
-        self.make, self.report = BatchMaker(config), ImageReport()
+        self.shards = shards
+        self.config = config
+        self.micro_batch = micro_batch
+        self.make = BatchMaker(config)
+        self.report = ImageReport()
 
     def identity(self) -> dict[str, object]:
         facts = {"kind": "shards", "fingerprint": self.shards.fingerprint}
@@ -120,11 +128,15 @@ class ShardStream:
     def _blocks(self, slot: int, slots: int, done: int) -> Iterator[tuple[int, Block, int]]:
         """A slot's endless blocks after its first `done` samples: (epoch, shuffled samples, how
         many of them are done)."""
-        total, seed = len(self.shards), self.config.seed
-        epoch, done = done // total * slots, done % total  # `slots` epochs are N samples
+        total = len(self.shards)
+        seed = self.config.seed
+        # `slots` epochs are N samples
+        epoch = done // total * slots
+        done = done % total
         while True:
             number = (slot + epoch) % slots
-            first, end = total * number // slots, total * (number + 1) // slots
+            first = total * number // slots
+            end = total * (number + 1) // slots
             pieces = -(-(end - first) // self.config.shuffle_buffer)
             cuts = [first + (end - first) * piece // pieces for piece in range(pieces)]
             lengths = np.diff([*cuts, end]).tolist()
@@ -148,7 +160,8 @@ class ShardStream:
             len(self.shards.files)
         )
         for shard in order.tolist():
-            start, stop = max(first - at, 0), min(end - at, self.shards.counts[shard])
+            start = max(first - at, 0)
+            stop = min(end - at, self.shards.counts[shard])
             if start < stop:
                 yield from self.shards.stream(shard, start, stop)
             at += self.shards.counts[shard]

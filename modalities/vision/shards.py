@@ -102,7 +102,9 @@ class Shards(ImageSet):
     def __init__(
         self, spec: str, entries: Mapping[Path, Entry], classes: Sequence[str] = ()
     ) -> None:
-        self.spec, self.files, self.classes = spec, tuple(entries), tuple(classes) or None
+        self.spec = spec
+        self.files = tuple(entries)
+        self.classes = tuple(classes) or None
         self.counts = tuple(entry.samples for entry in entries.values())
         contents = [[e.file, e.samples, e.sha256 or _digest(path)] for path, e in entries.items()]
         self.fingerprint = hashlib.blake2b(
@@ -117,7 +119,8 @@ class Shards(ImageSet):
 
     def samples(self, shard: int) -> list[Sample]:
         """Raises ValueError where they are not as many as the index says."""
-        samples, count = scan(self.files[shard]), self.counts[shard]
+        samples = scan(self.files[shard])
+        count = self.counts[shard]
         if len(samples) != count:
             raise ValueError(
                 f"shard {self.files[shard]} has {len(samples)} samples, its index says {count}"

@@ -94,7 +94,8 @@ def open_images(
                 f"source {spec!r} is held out as a whole: set heldout_source to it, and train on another"
             )
         options.remove(HELD_OUT)
-        spec, split = "?".join([place, "&".join(options)] if options else [place]), "all"
+        spec = "?".join([place, "&".join(options)] if options else [place])
+        split = "all"
     if (shards := open_shard_source(spec, split)) is not None:
         return shards.indexed()
     if spec == "glyphs-builtin":
@@ -129,28 +130,31 @@ class BuiltinImages(ImageSet):
     pixels, or the largest."""
 
     def __init__(self, spec: str, split: str, size: int) -> None:
-        index, sizes = read_object(BUILTIN / "index.json"), BUILTIN_SIZES[split]
+        index = read_object(BUILTIN / "index.json")
+        sizes = BUILTIN_SIZES[split]
         part = index[split]
         self.side = min((side for side in sizes if side >= size), default=max(sizes))
         self.fonts: list[str] = part["fonts"]
-        self.scenes, self.letters, self.split = part["scenes"], len(index["classes"]), split
+        self.scenes = part["scenes"]
+        self.letters = len(index["classes"])
+        self.split = split
         self.sheets: dict[str, Image.Image] = {}
-        self.spec, self.classes, self.fingerprint = (
-            spec,
-            tuple(index["classes"]),
-            part["fingerprint"],
-        )
+        self.spec = spec
+        self.classes = tuple(index["classes"])
+        self.fingerprint = part["fingerprint"]
 
     def __len__(self) -> int:
         return len(self.fonts) * self.letters * self.scenes
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        label, font = index % self.letters, self.group(index)
+        label = index % self.letters
+        font = self.group(index)
         if font not in self.sheets:
             self.sheets[font] = Image.open(
                 BUILTIN / f"{self.split}-{self.side}-{font}.webp"
             ).convert("RGB")
-        left, top = label * self.side, index // (self.letters * len(self.fonts)) * self.side
+        left = label * self.side
+        top = index // (self.letters * len(self.fonts)) * self.side
         return self.sheets[font].crop((left, top, left + self.side, top + self.side)), label
 
     def group(self, index: int) -> str:
@@ -177,9 +181,12 @@ def _version(path: str) -> tuple[int, int]:
 def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
     """(path, label) of the images of every class, sorted by class, folder and name; and what is
     left out."""
-    samples, problems, seen = [], [], set()
+    samples = []
+    problems = []
+    seen = set()
     for name, label in sorted((name, label) for label, name in enumerate(classes)):
-        top, entries = os.path.join(root, name), []
+        top = os.path.join(root, name)
+        entries = []
         for place, folders, files in os.walk(top):  # not through links
             folders[:] = [name for name in folders if not name.startswith(".")]
             entries.append(
@@ -237,10 +244,8 @@ class FolderImages(ImageSet):
         path = Path(spec[len("folder:") :]).expanduser()
         if not path.is_dir():
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
-        train, heldout = (
-            path / "train",
-            next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None),
-        )
+        train = path / "train"
+        heldout = next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
         parts = _shown_folders(train)  # without them "train" is a class
         if parts and heldout is None and split != "train":
             raise ValueError(
@@ -254,7 +259,8 @@ class FolderImages(ImageSet):
         names = _shown_folders(root)
         if not names:
             raise FileNotFoundError(f"no class folder in {root}: expected {root}/CLASS/IMAGE")
-        self.spec, self.classes = spec, tuple((parts or names) if classes is None else classes)
+        self.spec = spec
+        self.classes = tuple((parts or names) if classes is None else classes)
         for name in names:
             if name not in self.classes:
                 hint = did_you_mean(name, self.classes)
@@ -265,10 +271,8 @@ class FolderImages(ImageSet):
         empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
         self.problems += [("empty class", str(root / self.classes[label])) for label in empty]
         if root == path and hold_out and split != "all":
-            self.among, places = (
-                len(samples),
-                heldout_places(_names_of_content(root, samples), split),
-            )
+            self.among = len(samples)
+            places = heldout_places(_names_of_content(root, samples), split)
             samples = [samples[place] for place in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
@@ -334,7 +338,8 @@ class HFImages(ImageSet):
             (part for part in (named, *HELDOUT_NAMES) if part in HELDOUT_NAMES and part in splits),
             "",
         )
-        self.spec, self.split = spec, named or "train"
+        self.spec = spec
+        self.split = named or "train"
         if split != "train":
             self.split = (split == "all" and named) or heldout or named or "train"
         if self.split not in splits:
@@ -368,7 +373,8 @@ class HFImages(ImageSet):
 
     def read(self, index: int) -> tuple[bytes, int]:
         row = self.data[index]
-        image, label = row[self.image], row[self.label]
+        image = row[self.image]
+        label = row[self.label]
         if image is None:
             raise BadImage("no image", f"column {self.image!r} is null")
         if label is None or label == -1:  # -1 is a ClassLabel's missing label

@@ -33,7 +33,9 @@ from zoo.files import file_sha256, make_folder, replacing
 T = TypeVar("T")
 console = Console(stderr=True)
 WAITS = (0.0, 2.0, 4.0, 8.0)  # seconds before each try of a download
-SILENCE, SLOWEST = 60.0, 1e3  # seconds without a byte, and bytes a second of a whole download
+# seconds without a byte, and bytes a second of a whole download
+SILENCE = 60.0
+SLOWEST = 1e3
 LARGEST = 1 << 32  # bytes of a file whose size the server does not say
 EVERY = 15.0  # seconds between two lines of progress where no terminal shows it
 HINTS = {"npm": "install Node.js, which brings npm"} | dict.fromkeys(
@@ -101,7 +103,8 @@ urlopen = build_opener(HttpAlone).open
 
 def download(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     """Fetch one file into a folder, in several tries."""
-    path, reason = folder / url.rsplit("/", 1)[-1], ""
+    path = folder / url.rsplit("/", 1)[-1]
+    reason = ""
     for wait in WAITS:
         time.sleep(wait)
         try:
@@ -145,7 +148,8 @@ def run_tool(folder: Path, what: str, *words: str) -> str:
             f"{what} needs `{words[0]}`, which is not on this system: {HINTS.get(words[0], '')}"
         )
     # temporary files of the program go with the folder, and its own processes end with it
-    output, environment = None, os.environ | {"TMPDIR": str(folder)}
+    output = None
+    environment = os.environ | {"TMPDIR": str(folder)}
     process = Popen(
         words,
         cwd=folder,
@@ -192,7 +196,8 @@ def apt_unpack(packages: list[str], component: str, folder: Path) -> dict[str, t
     Packages that this release lacks are left out. component: "main" or "non-free", which need not
     be enabled on this system.
     """
-    what, state = f"{packages[0]} and {len(packages) - 1} other packages", folder / "apt"
+    what = f"{packages[0]} and {len(packages) - 1} other packages"
+    state = folder / "apt"
     for part in ("parts", "lists/partial", "cache/archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     for name, text in debian_sources(Path("/etc/apt"), component):
@@ -265,7 +270,8 @@ def write_jsonl(
     with replacing(scratch / path.name) as stream:
         for row in tracked(rows, f"writing {path.name}", total):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-            count, size = count + 1, size + len(str(row["text"]).encode("utf-8"))
+            count = count + 1
+            size = size + len(str(row["text"]).encode("utf-8"))
         if not count:
             raise FetchError(f"{path.name}: {source} gave no document; nothing was kept")
     make_folder(path.parent)

@@ -101,16 +101,21 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
     """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the
     origin of each."""
     sources = (packed_genomes if offline else public_genomes)(folder)
-    new, place, entries = folder / "genomes", data / "genomes", dict[str, dict[str, object]]()
+    new = folder / "genomes"
+    place = data / "genomes"
+    entries = dict[str, dict[str, object]]()
     new.mkdir()
-    rows, other = list[str](), list[str]()
+    rows = list[str]()
+    other = list[str]()
     for species in tracked(GENOMES, "writing genomes", len(GENOMES)):
-        lengths, path = _write_genome(new, species, sources[species]), new / f"{species}.fa"
+        lengths = _write_genome(new, species, sources[species])
+        path = new / f"{species}.fa"
         rows += [
             f"{name}\t0\t{n}\t{'heldout' if name in HELDOUT else 'train'}\n"
             for name, n in lengths.items()
         ]
-        sha256, origins = file_sha256(path), list(sources[species])
+        sha256 = file_sha256(path)
+        origins = list(sources[species])
         entries[species] = {"title": GENOMES[species].title, "sources": origins, "sha256": sha256}
         if sha256 != GENOMES[species].sha256:
             other.append(species)
@@ -133,7 +138,8 @@ def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
 
 def _write_genome(folder: Path, species: str, sources: Sources) -> dict[str, int]:
     """Write one species; returns {contig: letters}."""
-    genome, lengths = GENOMES[species], dict[str, int]()
+    genome = GENOMES[species]
+    lengths = dict[str, int]()
     with open(folder / f"{species}.fa", "wb") as stream:
         for origin, path in sources.items():
             read = (
@@ -170,7 +176,8 @@ def contig_name(species: str, contig: str) -> str:
         )
     group, text = next((group, text) for group, text in match.groupdict().items() if text)
     if group == "roman":
-        group, text = "chr", str(NUMERALS.index(text) + 1)
+        group = "chr"
+        text = str(NUMERALS.index(text) + 1)
     return (
         f"{species}_{text}"
         if group != "chr"

@@ -86,10 +86,9 @@ def _letter_mask(font: str, letter: str, size: float) -> tuple[Image.Image, Poin
 
 CAP = (17.0, 22.0)  # cap height in pixels, log-uniform
 AREA = 48.0**2  # pixels a letter, and as many a piece of clutter
-DARKEST_INK, BRIGHTEST_DARK = (
-    60,
-    120,
-)  # values of ink reach the first, those of backgrounds begin at the second
+# values of ink reach the first, those of backgrounds begin at the second
+DARKEST_INK = 60
+BRIGHTEST_DARK = 120
 ROOM = 3.0  # pixels between the ink's circle and the middle of the ring's line
 TRIES = 60  # places that are tried for a letter; where all overlap others it is left out
 # Pixels, of the larger coordinate, between letters that a line joins: half the training size, and
@@ -159,7 +158,8 @@ def crowd(
         _hue(rng),
     )
     for _ in range(max(0, round(height * width / AREA) - 1)):
-        font, name = fonts[int(rng.integers(len(fonts)))], CLASSES[int(rng.integers(len(CLASSES)))]
+        font = fonts[int(rng.integers(len(fonts)))]
+        name = CLASSES[int(rng.integers(len(CLASSES)))]
         if placed := _place(rng, font, name, letters, (0, 0, width, height)):
             letters.append(placed)
     order = rng.permutation(len(letters)).tolist()  # so that the order of the list tells nothing
@@ -169,7 +169,8 @@ def crowd(
     ):  # arcs from the curvature of a ring to nearly straight, anywhere
         y, x = (int(rng.integers(0, most)) for most in size)
         radius = math.exp(rng.uniform(math.log(CAP[0]), math.log(4 * CAP[0])))
-        start, turn = float(rng.uniform(0, 360)), float(rng.uniform(30, 150)) * CAP[0] / radius
+        start = float(rng.uniform(0, 360))
+        turn = float(rng.uniform(30, 150)) * CAP[0] / radius
         radii = (radius, radius * float(rng.uniform(0.6, 1)))
         clutter.append(
             Stroke((x, y), radii, (start, start + turn), float(rng.uniform(1, 3)), _hue(rng))
@@ -214,10 +215,8 @@ def linked_crowd(
                     (x, y), (0, 0), (0, 0), float(rng.uniform(2.0, 3.0)), _hue(rng), (to_x, to_y)
                 )
             )
-    start, line = (
-        letters[pairs[order[0]]],
-        next(stroke for stroke in strokes if stroke.to is not None),
-    )
+    start = letters[pairs[order[0]]]
+    line = next(stroke for stroke in strokes if stroke.to is not None)
     ring = ring._replace(at=start.at, radii=(start.radius + ROOM,) * 2, colour=line.colour)
     return [letter._replace(ringed=letter is start) for letter in letters], [*strokes, ring]
 
@@ -274,8 +273,10 @@ def draw_crowd(
     picture = Image.fromarray(np.round(dim).astype(np.uint8))
     for stroke in strokes:
         span = stroke.radii if stroke.to is None else np.abs(np.subtract(stroke.to, stroke.at))
-        half, width = math.ceil(max(span) + stroke.width), max(1, round(FINE * stroke.width))
-        mask, middle = Image.new("L", (2 * half * FINE, 2 * half * FINE)), half * FINE
+        half = math.ceil(max(span) + stroke.width)
+        width = max(1, round(FINE * stroke.width))
+        mask = Image.new("L", (2 * half * FINE, 2 * half * FINE))
+        middle = half * FINE
         if stroke.to is not None:
             end = (middle + FINE * (b - a) for a, b in zip(stroke.at, stroke.to, strict=True))
             ImageDraw.Draw(mask).line((middle, middle, *end), fill=255, width=width)
@@ -311,11 +312,10 @@ def photograph_region(
     scale = float(
         rng.uniform(min(1.0, most), most)
     )  # below 1 the whole of a small photograph is enlarged
-    across, down = round(scale * width), round(scale * height)
-    left, top = (
-        int(rng.integers(photo.width - across + 1)),
-        int(rng.integers(photo.height - down + 1)),
-    )
+    across = round(scale * width)
+    down = round(scale * height)
+    left = int(rng.integers(photo.width - across + 1))
+    top = int(rng.integers(photo.height - down + 1))
     region = photo.crop((left, top, left + across, top + down)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -377,11 +377,10 @@ def _end_with_parent() -> None:
 def _draw_sample(job: tuple[str, str, int]) -> Sample:
     (kind, split, number), (fonts, photographs) = job, _worker
     # The second number is 0 for the pixels of the published scenes.
-    rng, side = (
-        np.random.default_rng([0, kind == "links", split == "heldout", number]),
-        SIDES[split],
-    )
-    label, font = number % len(CLASSES), fonts[number // len(CLASSES) % len(fonts)]
+    rng = np.random.default_rng([0, kind == "links", split == "heldout", number])
+    side = SIDES[split]
+    label = number % len(CLASSES)
+    font = fonts[number // len(CLASSES) % len(fonts)]
     draw = linked_crowd if kind == "links" else crowd
     letters, strokes = draw(rng, fonts, (side, side), (font, CLASSES[label]), WITHIN)
     picture, boxes = draw_crowd(letters, strokes, photograph_region(rng, photographs, side, side))

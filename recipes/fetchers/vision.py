@@ -99,7 +99,8 @@ def fetch_photos(data: Path, folder: Path, offline: bool) -> str:
 def fetch_scenes(data: Path, folder: Path, offline: bool, kind: str = "scenes") -> str:
     """Letters that keep their pixels over photographs; fonts, by their families, and photographs
     are split alike."""
-    fonts, rows = debian_fonts(folder), photo_rows(fetch_package(PHOTOS, folder))
+    fonts = debian_fonts(folder)
+    rows = photo_rows(fetch_package(PHOTOS, folder))
     train, test = (
         {row["image_data"] for row in rows if row["dataset"] == name} for name in ("train", "test")
     )

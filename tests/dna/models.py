@@ -54,7 +54,8 @@ def letters(count: int, seed: int = 0) -> str:
 def bpe_tokenizer(folder: Path) -> str:
     """The spec of a BPE tokenizer over random bases, saved in `folder` as transformers saves it;
     special tokens come first."""
-    backend, rng = Tokenizer(models.BPE(unk_token="[UNK]")), np.random.default_rng(3)
+    backend = Tokenizer(models.BPE(unk_token="[UNK]"))
+    rng = np.random.default_rng(3)
     words = ["".join(rng.choice([*"ACGT"], 300)) for _ in range(30)]
     special = {"special_tokens": ["[UNK]", "[CLS]", "[PAD]"], "initial_alphabet": [*"ACGT"]}
     backend.train_from_iterator(

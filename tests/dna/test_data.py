@@ -61,22 +61,22 @@ def test_one_pass_targets_known_bases_once(spec, context):
     for row in data:
         sample = data.samples([int(row["sample"])])[0]
         ids = row["tokens"][row["segments"] >= 0].numpy()
-        assert ids[0] == tokenizer.bos_id and sample.strand == "+"
+        assert ids[0] == tokenizer.bos_id
+        assert sample.strand == "+"
         assert (row["tokens"][row["segments"] < 0] == tokenizer.pad_id).all()
         assert np.array_equal(
             ids[1:], tokenizer.encode(GENOME.codes(sample.contig, sample.start, sample.stop)).ids
         )
         counts = row["weights"][1:].numpy()[: len(ids) - 1]
-        assert (
-            np.array_equal(counts, ids[1:] < tokenizer.num_targets)
-            and not row["weights"][len(ids) :].any()
-        )
+        assert np.array_equal(counts, ids[1:] < tokenizer.num_targets)
+        assert not row["weights"][len(ids) :].any()
         seen[sample.contig][sample.start : sample.start + len(counts) * width] += np.repeat(
             counts, width
         ).astype(int)
     for name, times in seen.items():
         known = GENOME.codes(name) != UNKNOWN
-        assert times[~known].max(initial=0) == 0 and times.max() == 1
+        assert times[~known].max(initial=0) == 0
+        assert times.max() == 1
         # A k-mer is lost with an unknown base or at a stretch's end: at most two for each run and
         # one more.
         assert (known & (times == 0)).sum() <= (width - 1) * (2 * len(GENOME[name].unknown) + 2)
@@ -90,7 +90,8 @@ def test_an_epoch_covers_its_stretches():
         for sample in data.samples(
             range(epoch * data.epoch_windows, (epoch + 1) * data.epoch_windows)
         ):
-            assert sample.epoch == epoch and sample.stop - sample.start == 32
+            assert sample.epoch == epoch
+            assert sample.stop - sample.start == 32
             assert any(
                 start <= sample.start and sample.stop <= stop
                 for start, stop in stretches[sample.contig]
@@ -129,7 +130,8 @@ def test_strands_and_weights():
     unknown = [(at, at + 1) for at in range(10, 900, 60)]
     genome = genome_of(a=letters(900, 5, unknown=unknown, soft=[(0, 333), (500, 650)]))
     options = {"genome": genome, "seed": 2, "soft_mask_weight": 0.25}
-    plain, turned = dataset(40, **options), dataset(40, **options, reverse_complement=1.0)
+    plain = dataset(40, **options)
+    turned = dataset(40, **options, reverse_complement=1.0)
     for n in range(60):
         here, there, (place,), (other,) = (
             plain[n],
@@ -137,7 +139,8 @@ def test_strands_and_weights():
             plain.samples([n]),
             turned.samples([n]),
         )
-        assert (place.strand, other.strand) == ("+", "-") and place.start == other.start
+        assert (place.strand, other.strand) == ("+", "-")
+        assert place.start == other.start
         assert np.array_equal(
             there["tokens"][1:], reverse_complement(here["tokens"][1:].numpy().astype(np.uint8))
         )
@@ -151,10 +154,8 @@ def test_strands_and_weights():
         )
     half = dataset(40, genome, reverse_complement=0.5)
     samples = half.samples(range(1000))
-    assert (
-        440 < sum(sample.strand == "-" for sample in samples) < 560
-        and samples[7] == half.samples([7])[0]
-    )
+    assert 440 < sum(sample.strand == "-" for sample in samples) < 560
+    assert samples[7] == half.samples([7])[0]
     kmers = {"genome": genome_of(a="acgACGacGAcgACGTac"), "tokenizer": "kmer:3"}
     row = dataset(6, **kmers, soft_mask_weight=0.5, one_pass=True)[0]
     assert row["weights"][1:].tolist() == [
@@ -168,23 +169,27 @@ def test_strands_and_weights():
 
 
 def test_bpe_windows_are_cut_and_padded(tmp_path):
-    genome, spec = genome_of(a=letters(24_000, 6)), bpe_tokenizer(tmp_path)
+    genome = genome_of(a=letters(24_000, 6))
+    spec = bpe_tokenizer(tmp_path)
     data = dataset(32, genome, tokenizer=spec)
     cut = padded = 0
     for n in range(60):
         row, (sample,) = data[n], data.samples([n])
         codes = genome.codes("a", sample.start, sample.stop)
         read = load_tokenizer(spec).decode(row["tokens"].numpy())
-        assert decode(codes).startswith(decode(read)) and len(codes) == data.window > 40
+        assert decode(codes).startswith(decode(read))
+        assert len(codes) == data.window > 40
         cut += len(read) < len(codes)
         padded += bool((row["segments"] < 0).any())
-    assert cut and padded
+    assert cut
+    assert padded
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Two contigs, one with N; the second is held out in two stretches by a BED."""
-    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("genome")
+    rng = np.random.default_rng(1)
     one, two = ("".join(rng.choice(list("ACGTacgt"), count)) for count in (5000, 1500))
     one = one[:2000] + "N" * 300 + one[2300:]
     (folder / "g.bed").write_text(
@@ -235,7 +240,8 @@ def test_the_order_that_weights_were_trained_in():
 def test_order_and_resume(config):
     """The global order does not depend on ranks, batches or workers; a state counts what was handed
     out."""
-    whole, workers = global_batches(config), replace(config, num_workers=2)
+    whole = global_batches(config)
+    workers = replace(config, num_workers=2)
     assert whole["sample"].tolist() == list(range(48))
     assert same(whole, global_batches(config, world=4, micro_batch=1))
     assert same(whole, global_batches(workers, world=2, micro_batch=2))
@@ -246,8 +252,10 @@ def test_order_and_resume(config):
     }  # the training split
     assert {where.strand for where in loader.source.rows.samples(whole["sample"])} == {"+", "-"}
     list(itertools.islice(loader, 7))
-    state, rest = loader.state_dict(), {name: rows[28:] for name, rows in whole.items()}
-    assert state["next_sample"] == 28 and state["kind"] == "windows"
+    state = loader.state_dict()
+    rest = {name: rows[28:] for name, rows in whole.items()}
+    assert state["next_sample"] == 28
+    assert state["kind"] == "windows"
     assert same(rest, global_batches(config, world=2, micro_batch=2, steps=5, start=state))
     for name, value in (
         ("seed", 1), ("context", 32), ("tokenizer", "kmer:2"), ("reverse_complement", 0.0), ("max_unknown", 0.2),

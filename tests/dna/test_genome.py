@@ -90,15 +90,14 @@ def test_formats_agree(tmp_path):
     ]
     genomes = [opening(path) for path in paths]
     assert all(sequences_of(opened) == MIXED for opened in genomes)
-    assert (
-        len({opened.fingerprint for opened in genomes}) == 1 and len(genomes[0].fingerprint) == 16
-    )
+    assert len({opened.fingerprint for opened in genomes}) == 1
+    assert len(genomes[0].fingerprint) == 16
 
     upper = {name: letters.upper() for name, letters in MIXED.items()}
     hard = opening(written(tmp_path / "upper.fa", fasta(upper)))
-    assert (
-        sequences_of(hard) == upper and hard.fingerprint != genomes[0].fingerprint
-    )  # the soft mask counts
+    # the soft mask counts
+    assert sequences_of(hard) == upper
+    assert hard.fingerprint != genomes[0].fingerprint
 
 
 @pytest.mark.parametrize(("chunk", "end"), [(16, "\r\n"), (17, "\n")])
@@ -110,7 +109,8 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
     for contig in opened.contigs:
         unknown = np.array([letter in "Nn" for letter in MIXED[contig.name]])
         edges = np.flatnonzero(np.diff(np.r_[0, unknown, 0])).reshape(-1, 2)
-        assert np.array_equal(contig.unknown, edges) and contig.known == int((~unknown).sum())
+        assert np.array_equal(contig.unknown, edges)
+        assert contig.known == int((~unknown).sum())
     refuses(
         r"bad\.fa, line 3: '!'", opening, written(tmp_path / "bad.fa", f">a{end}ACGT{end}AC!T{end}")
     )
@@ -118,12 +118,13 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, chunk, end):
 
 def test_reads_at_edges(tmp_path):
     opened = opening(written(tmp_path / "a.fa", ">a\nACGURYn\nuuN\n>b\nTTTTNacgt\n"))
-    assert sequences_of(opened) == {"a": "ACGTNNnttN", "b": "TTTTNacgt"} and opened.known == 14
+    assert sequences_of(opened) == {"a": "ACGTNNnttN", "b": "TTTTNacgt"}
+    assert opened.known == 14
     assert opened["a"].unknown.tolist() == [[4, 7], [9, 10]]
-    assert decode(opened.codes("a", 8)) == "TN" and decode(opened.codes("b", 0, 2)) == "TT"
-    assert (
-        opened.soft_masked("b", 4, 6).tolist() == [False, True] and len(opened.codes("b", 9)) == 0
-    )
+    assert decode(opened.codes("a", 8)) == "TN"
+    assert decode(opened.codes("b", 0, 2)) == "TT"
+    assert opened.soft_masked("b", 4, 6).tolist() == [False, True]
+    assert len(opened.codes("b", 9)) == 0
     for start, stop in ((0, 11), (-1, 3), (5, 4)):
         refuses(
             rf"bases \[{start}, {stop}\) are outside contig 'a', which has 10",
@@ -200,9 +201,8 @@ def test_specs(tmp_path, monkeypatch):
     fly, worm, yeast = (
         str(written(there / f"{name}.fa", f">{name}\nA\n")) for name in ("fly", "worm", "yeast")
     )
-    assert opening("genomes").files == (fly, worm, yeast) and opening(
-        "genomes:yeast,fly"
-    ).files == (yeast, fly)
+    assert opening("genomes").files == (fly, worm, yeast)
+    assert opening("genomes:yeast,fly").files == (yeast, fly)
     assert opening(f"{worm}, {there}/f*.fa").files == (worm, fly)
     for name in ("a[1].fa", "a,b.fa"):  # names that look like patterns and lists
         assert opening(written(tmp_path / name, ">c\nA\n")).files == (str(tmp_path / name),)
@@ -232,7 +232,8 @@ def test_files_that_change(tmp_path, monkeypatch):
     assert opening(path) is first
     written(path, ">a\nTTTT\n")  # the same size
     os.utime(path, ns=(1, 1))
-    assert sequences_of(opening(path)) == {"a": "TTTT"} and sequences_of(first) == {"a": "ACGT"}
+    assert sequences_of(opening(path)) == {"a": "TTTT"}
+    assert sequences_of(first) == {"a": "ACGT"}
     read = genomes.read_codes
     monkeypatch.setattr(
         genomes,
@@ -330,7 +331,8 @@ def test_split_by_rule():
             "chr73",
             "chr91",
         ]  # the key is never to change
-    one, empty = contig("a", 230_218), Contig("n", 50, "a.fa", np.array([[0, 50]]))
+    one = contig("a", 230_218)
+    empty = Contig("n", 50, "a.fa", np.array([[0, 50]]))
     assert split_contigs([empty, one]) == (
         Region("a", 0, 207_197, "train"),
         Region("a", 207_197, 230_218, "heldout"),
@@ -361,7 +363,9 @@ def test_stretches(source, tmp_path):
             assert any(r.start <= s.start and s.stop <= r.stop for r in data.contigs[name])
             assert (data.codes(s) == 4).mean() <= 0.1
     starts = [s.start for s in stretches["a"]]
-    assert min(starts) < 1500 and max(starts) > 3100  # spread over all regions
+    # spread over all regions
+    assert min(starts) < 1500
+    assert max(starts) > 3100
     assert stretches == open_heldout.__wrapped__(source).items.stretches(50, 12, seed=1)
     assert stretches != data.stretches(50, 12, seed=4)
     alone = write(tmp_path / "alone", {"b": letters(900, 1)}, "b 0 900 heldout\n")
@@ -382,13 +386,12 @@ def test_stretches(source, tmp_path):
 
 
 def test_shared_bases_count_once():
-    genome, bounds = (
-        genome_of(a=letters(6000, 3)),
-        ((0, 2000), (1000, 3000), (3500, 5000), (3000, 6000)),
-    )
+    genome = genome_of(a=letters(6000, 3))
+    bounds = ((0, 2000), (1000, 3000), (3500, 5000), (3000, 6000))
     shared = [Region("a", *pair, "heldout" if pair[1] <= 3000 else "train") for pair in bounds]
     plain = (Region("a", 0, 3000, "heldout"), Region("a", 3000, 6000, "train"))
-    assert joined(shared) == plain and joined(plain) is not shared
+    assert joined(shared) == plain
+    assert joined(plain) is not shared
     np.testing.assert_array_equal(
         *(fit(genome, regions, 2).tables[-1] for regions in (plain, shared))
     )

@@ -33,7 +33,8 @@ from tests.refusals import refuses
 def source(tmp_path_factory):
     """Two held-out contigs of different composition and one too short for most lengths; a training
     contig like the first."""
-    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("genome")
+    rng = np.random.default_rng(0)
 
     def chain(length, stay):
         codes = rng.integers(0, 4, length).astype(np.uint8)
@@ -70,9 +71,11 @@ def measure(model, settings, finished=None):
 
 def test_cut_bits_are_of_the_same_bases(source):
     """A model of windows of 16 bases; up to that length the control reads as ever."""
-    model, settings = tiny(), {"lengths": (16, 64), "samples": 1, **source}
+    model = tiny()
+    settings = {"lengths": (16, 64), "samples": 1, **source}
     plain, cut = (measure(model, settings | {"control": control})[0] for control in (None, "cut"))
-    assert cut[0] == plain[0] and [row["bases"] for row in cut] == [row["bases"] for row in plain]
+    assert cut[0] == plain[0]
+    assert [row["bases"] for row in cut] == [row["bases"] for row in plain]
     assert cut[1]["bits_per_base"] != plain[1]["bits_per_base"]
     assert of(**settings).identity(model) != of(**settings, control="cut").identity(model)
 
@@ -95,7 +98,8 @@ def test_every_length_reads_the_same_bases(source):
                 np.concatenate([w.ravel() for w in windows])
             )
     *others, beyond = (np.concatenate(parts) for parts in seen.values())
-    assert len(others[0]) == 2 * 2048 and len(beyond) == 2 * 2500
+    assert len(others[0]) == 2 * 2048
+    assert len(beyond) == 2 * 2500
     assert all(np.array_equal(others[0], other) for other in others)
 
 
@@ -108,7 +112,8 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
     chosen = of(lengths=(20, 64), samples=2, **source)
     step = 3 if tokenizer == "kmer:3" else 1
     for cell, other in zip(chosen.cells(model), chosen.cells(tiny()), strict=True):
-        assert cell == other and cell.data["stretches"] == other.data["stretches"]
+        assert cell == other
+        assert cell.data["stretches"] == other.data["stretches"]
         assert {w.shape[1] for w in chosen.windows(model, cell)} == {
             cell.data["facts"]["length"] // step * step
         }
@@ -160,10 +165,12 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
 
 def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
     monkeypatch.setattr("modalities.dna.evaluators.bits.CELL_BASES", 120)
-    model, options = tiny(), dict(lengths=(20, 60), samples=5, **source)
+    model = tiny()
+    options = dict(lengths=(20, 60), samples=5, **source)
     rows, values = measure(model, options)
     half = dict(itertools.islice(values.items(), len(values) // 2))
-    assert len(values) > len(half) and measure(model, options, finished=half)[0] == rows
+    assert len(values) > len(half)
+    assert measure(model, options, finished=half)[0] == rows
     changes = ({}, {"seed": 1}, {"samples": 4}, {"lengths": (20, 2500)}, {"strands": "both"})
     keys = [of(**options | change).identity(model) for change in changes]
     keys.append(of(lengths=(20, 60), samples=5).identity(model))
@@ -194,7 +201,8 @@ NEW = 60
 def genomes(tmp_path_factory):
     """Four contigs of 3000 bases, three of them held out, one of these with a gap; the text of
     each."""
-    folder, rng = tmp_path_factory.mktemp("genome"), np.random.default_rng(5)
+    folder = tmp_path_factory.mktemp("genome")
+    rng = np.random.default_rng(5)
     texts = {}
     for name in "abcd":
         codes = rng.choice(4, 3000, p=(0.3, 0.2, 0.1, 0.4)).astype(np.uint8)
@@ -246,8 +254,8 @@ def test_statistics_against_their_definitions():
     np.testing.assert_allclose(gc_trajectory(truth)[0], direct)
     expected = [
         np.corrcoef(gc_trajectory(t[None])[0], gc_trajectory(w[None])[0])[0, 1]
-        for t, w in zip(truth, written)
-    ]  # noqa: B905
+        for t, w in zip(truth, written, strict=True)
+    ]
     np.testing.assert_allclose(completion.gc_correlation(truth, written), expected)
     assert completion.chance(truth)[0] == pytest.approx(
         np.mean([(a == b) for a in truth[0] for b in truth[0]])
@@ -259,7 +267,8 @@ def test_statistics_against_their_definitions():
 def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
     """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses
     its first bases."""
-    model, every = tiny(tokenizer, position="goat", num_layers=2), load_tokenizer(tokenizer)
+    model = tiny(tokenizer, position="goat", num_layers=2)
+    every = load_tokenizer(tokenizer)
     prompts = np.random.default_rng(3).integers(0, 4, (3, 20)).astype(np.uint8)
     written = write_bases(model, prompts, new_bases=14, temperature=0, seed=0)
     assert written.shape == (3, 14)
@@ -275,40 +284,42 @@ def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
 def test_the_truth_scores_in_full(genomes, writes):
     """Continuations are the same at every length, of held-out contigs alone and equally many of
     each."""
-    prompts, evaluator = writes(after(genomes[1])), completing(genomes, samples=30)
+    prompts = writes(after(genomes[1]))
+    evaluator = completing(genomes, samples=30)
     cells = dict(evaluator.run(tiny()))
     for row in evaluator.rows(cells):
-        assert row["accuracy"] == 1 and row["gc_r"] == pytest.approx(1) and row["gc_error"] == 0
-        assert row["undefined"] == 0 and row["prompts"] == 30 and 0.25 < row["chance"] < 0.4
+        assert row["accuracy"] == 1
+        assert row["gc_r"] == pytest.approx(1)
+        assert row["gc_error"] == 0
+        assert row["undefined"] == 0
+        assert row["prompts"] == 30
+        assert 0.25 < row["chance"] < 0.4
     short, long = ([c for c in cells.values() if c["length"] == n] for n in (24, 64))
     truth = [text for cell in short for text in cell["truth"]]
     contigs = [name for cell in short for name in cell["contigs"]]
-    assert truth == [text for cell in long for text in cell["truth"]] and len(set(truth)) == 30
+    assert truth == [text for cell in long for text in cell["truth"]]
+    assert len(set(truth)) == 30
     for text, name, prompt in zip(truth * 2, contigs * 2, prompts, strict=True):
-        assert prompt + text in genomes[1][name] and "N" not in text
-    assert {len(prompt) for prompt in prompts} == {24, 64} and Counter(contigs) == dict.fromkeys(
-        "bcd", 10
-    )
+        assert prompt + text in genomes[1][name]
+        assert "N" not in text
+    assert {len(prompt) for prompt in prompts} == {24, 64}
+    assert Counter(contigs) == dict.fromkeys("bcd", 10)
 
 
 def test_a_constant_text_has_no_correlation(genomes, writes):
     writes(lambda _: np.zeros(NEW, np.uint8))
     cells = dict(completing(genomes).run(tiny()))
-    row, result = (
-        completing(genomes).rows(cells)[0],
-        ModelResult("m", 16, completing(genomes).rows(cells), cells),
-    )
+    row = completing(genomes).rows(cells)[0]
+    result = ModelResult("m", 16, completing(genomes).rows(cells), cells)
     assert "the held-out part: 9,000 bases of 3 contigs (b, c, d)" in completing(genomes).measured(
         [result]
     )
     assert "(of 1000 asked for: no more room)" in completing(genomes, samples=1000).measured(
         [result]
     )
-    assert (
-        row["undefined"] == 12
-        and math.isnan(row["gc_r"])
-        and math.isnan(row["gc_r_standard_error"])
-    )
+    assert row["undefined"] == 12
+    assert math.isnan(row["gc_r"])
+    assert math.isnan(row["gc_r_standard_error"])
     truth = [text for cell in cells.values() if cell["length"] == 24 for text in cell["truth"]]
     assert row["accuracy"] == pytest.approx(np.mean([text.count("A") / NEW for text in truth]))
     assert row["gc_error"] == pytest.approx(

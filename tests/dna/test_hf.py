@@ -48,12 +48,12 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
     outside = load(tmp_path)
-    assert isinstance(outside, OutsideDnaDecoder) and outside.config.strands == "one"
+    assert isinstance(outside, OutsideDnaDecoder)
+    assert outside.config.strands == "one"
     text = "ACGTTGCAACGNTTGACCAGTACGGTAC" + "ACG" * 8
     spec = load_tokenizer(f"hf:{tmp_path}")
-    assert (spec.decode(spec.encode(encode(text)).ids) == encode(text)).all() and round(
-        spec.bases_per_token, 2
-    ) == 3
+    assert (spec.decode(spec.encode(encode(text)).ids) == encode(text)).all()
+    assert round(spec.bases_per_token, 2) == 3
     scores = score_windows(outside, encode(text)[None])
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
@@ -74,10 +74,8 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
             counted += -logits[place, number].item()
         else:
             assert int(scores.bases[0, place]) == 0
-    assert (
-        float(scores.nll.sum()) == pytest.approx(counted, rel=1e-5)
-        and int(scores.bases.sum()) == len(text) - 1
-    )
+    assert float(scores.nll.sum()) == pytest.approx(counted, rel=1e-5)
+    assert int(scores.bases.sum()) == len(text) - 1
 
 
 def test_modality_is_that_of_the_vocabulary(tmp_path):
@@ -92,10 +90,8 @@ def test_modality_is_that_of_the_vocabulary(tmp_path):
     )
     character_tokenizer("acgtn", ["<s>"], bos="<s>").save_pretrained(tmp_path / "lower")
     assert [modality_of(f"hf:{tmp_path}/{name}") for name in ("dna", "text")] == ["dna", "text"]
-    assert (
-        find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna"
-        and find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
-    )
+    assert find_outside(f"hf:dna:{tmp_path}/text")[0] == "dna"
+    assert find_outside(f"hf:text:{tmp_path}/dna")[0] == "text"
     for name in ("lower", "proteins"):
         with pytest.raises(
             ValueError, match=r"seems to read none of text, dna; to insist, hf:text:.*, hf:dna:"
@@ -111,7 +107,9 @@ def test_modality_is_that_of_the_vocabulary(tmp_path):
 
 def test_tokenizers_give_our_ids():
     """Random bases in both cases, RNA, unknown and ambiguous ones, rests of k-mers."""
-    ours, theirs, draw = load_tokenizer("kmer:3"), fast_tokenizer("kmer:3"), random.Random(0)
+    ours = load_tokenizer("kmer:3")
+    theirs = fast_tokenizer("kmer:3")
+    draw = random.Random(0)
     for n in [*range(30), 9001]:
         text = "".join(draw.choices("ACGTacgtuUNnRY" if n % 2 else "ACGT", k=n))
         ids = ours.encode(encode(text)).ids.tolist()
@@ -132,7 +130,8 @@ def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
     model = tiny("kmer:3", position="goat", ssmax=True, num_layers=2)
     wrap(model).save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert isinstance(again, PriorzooDnaForCausalLM) and modality_of(f"hf:{tmp_path}") == "dna"
+    assert isinstance(again, PriorzooDnaForCausalLM)
+    assert modality_of(f"hf:{tmp_path}") == "dna"
     window = encode("ACGTTGCAACGNTTGACCAGTACGGTAC")[None]
     assert torch.equal(*(score_windows(m, window).nll for m in (load(tmp_path), model)))
     ids = torch.randint(0, model.config.num_targets, (2, 9))

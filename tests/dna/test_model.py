@@ -22,7 +22,8 @@ from zoo import create_model
 
 @torch.no_grad()
 def test_only_targets_can_be_predicted() -> None:
-    model, tokenizer = tiny("kmer:3"), load_tokenizer("kmer:3")
+    model = tiny("kmer:3")
+    tokenizer = load_tokenizer("kmer:3")
     logits = model(torch.tensor([[tokenizer.bos_id, 0, 1]]))
     assert logits[..., : tokenizer.num_targets].isfinite().all()
     assert (logits[..., tokenizer.num_targets :] == -torch.inf).all()
@@ -31,7 +32,8 @@ def test_only_targets_can_be_predicted() -> None:
         *tokenizer.encode(encode("ACGTAC")).ids,
     ]
     written = model.generate([[tokenizer.bos_id]], max_new_tokens=40, temperature=5.0, seed=0)[0]
-    assert len(written) == 40 and max(written) < tokenizer.num_targets
+    assert len(written) == 40
+    assert max(written) < tokenizer.num_targets
 
 
 def test_configurations_that_cannot_be() -> None:
@@ -88,7 +90,8 @@ def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -
 
 @pytest.mark.parametrize("order", ORDERS[::2])
 def test_counts_are_those_of_a_plain_search(order: int) -> None:
-    codes, memory = repetitive(2), repetitive(2, 70, seed=1)
+    codes = repetitive(2)
+    memory = repetitive(2, 70, seed=1)
     memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
     tokens = torch.from_numpy(codes)
     row, recent = counts_so_far(tokens, [order], 70)
@@ -104,7 +107,8 @@ def test_counts_are_those_of_a_plain_search(order: int) -> None:
             ends = sequence[max(0, place + 1 - 70 - order) : place + 1]  # of words in the last 70
             assert recent[n, place, 0].tolist() == plain([ends], sequence, order, place)
             assert index[n, place, 0].tolist() == plain(list(memory), sequence, order, place)
-    assert row.sum() > recent.sum() > 0 and index.sum() > 0
+    assert row.sum() > recent.sum() > 0
+    assert index.sum() > 0
     assert torch.equal(counts_so_far(tokens, [order], 120)[1], row)
 
 
@@ -137,7 +141,8 @@ def close(actual: Tensor, expected: Tensor) -> None:
 def test_prefix_and_cache(name: str) -> None:
     """No logit depends on what follows, and decoding in pieces, after a crop and with rows chosen
     again, equals prefill."""
-    decoder, tokens = model(name, train_context=120), torch.from_numpy(repetitive())
+    decoder = model(name, train_context=120)
+    tokens = torch.from_numpy(repetitive())
     decoder.copy_expert.recent = 40
     full = decoder(tokens)
     for cut in (1, 37, 80):
@@ -161,7 +166,8 @@ def test_prefix_and_cache(name: str) -> None:
 
 @torch.no_grad()
 def test_documents_and_padding_know_nothing_of_one_another() -> None:
-    decoder, tokens = model(), torch.from_numpy(repetitive())
+    decoder = model()
+    tokens = torch.from_numpy(repetitive())
     segments = torch.zeros_like(tokens)
     segments[:, 45:] = 1
     close(decoder(tokens, segments=segments)[:, 45:], decoder(tokens[:, 45:]))
@@ -176,7 +182,8 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
 
 def test_the_memory_is_what_training_read() -> None:
     decoder = model(copy_memory=600)
-    expert, tokens = decoder.copy_expert, torch.from_numpy(repetitive(2, 50, seed=7))
+    expert = decoder.copy_expert
+    tokens = torch.from_numpy(repetitive(2, 50, seed=7))
     batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
     before = int(expert.held)
     next_token_loss(decoder, batch)
@@ -198,7 +205,8 @@ def test_the_memory_is_what_training_read() -> None:
 
 
 def test_training_sees_the_memory_in_steps_and_evaluation_all_of_it() -> None:
-    expert, seen = CopyExpert(4, [2], 3000, 99).train(), set()
+    expert = CopyExpert(4, [2], 3000, 99).train()
+    seen = set()
     assert expert.index() is None
     for n in range(1, 60):
         expert.remember(torch.full((1, 29), n % 4), torch.zeros(1, 29))
@@ -209,7 +217,8 @@ def test_training_sees_the_memory_in_steps_and_evaluation_all_of_it() -> None:
 
 
 def test_saving_loading_and_transformers(tmp_path: Path) -> None:
-    ours, tokens = model().float(), torch.from_numpy(repetitive())
+    ours = model().float()
+    tokens = torch.from_numpy(repetitive())
     stale = model().float()
     stale(tokens)
     stale.copy_expert.memory.zero_()

@@ -39,7 +39,9 @@ def score(model, **options):
 
 def expected(model, text, window, both):
     """Bits of every base, window by window as documented, NaN where unknown."""
-    half, codes, strands = window // 2, encode(text), []
+    half = window // 2
+    codes = encode(text)
+    strands = []
     for strand in (codes, reverse_complement(codes))[: 1 + both]:
         nats = np.full(len(strand), np.nan)
         for start in range(0, max(1, len(strand) - half), half):
@@ -91,7 +93,8 @@ def test_tracks_hold_every_base(tmp_path, model, strands, monkeypatch):
 def test_a_base_costs_the_same_in_every_region(tmp_path, model):
     options = dict(fasta=write_fasta(tmp_path, **CONTIGS), window=16)
     rows = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n")
-    whole, part = Track(RegionSettings(**options)), Track(RegionSettings(**options, regions=rows))
+    whole = Track(RegionSettings(**options))
+    part = Track(RegionSettings(**options, regions=rows))
     bits = {name: expected(model, text, 16, False) for name, text in CONTIGS.items()}
     for _, contig, start, values in regions._values(dict(part.run(model))):
         np.testing.assert_allclose(values, bits[contig][start : start + len(values)], rtol=1e-4)
@@ -129,9 +132,8 @@ def test_unknown_bases_are_listed_and_not_counted(tmp_path):
     assert [rows[name]["bases"] for name in sequences] == [0, 4, 4, 2]
     for column in ("gc", "log_likelihood", "nats_per_base", "bits_per_base"):
         assert math.isnan(rows["n"][column])
-    assert (
-        rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15) and rows["some"]["gc"] == 0.5
-    )
+    assert rows["some"]["bits_per_base"] == pytest.approx(2, abs=1e-15)
+    assert rows["some"]["gc"] == 0.5
     kmers = score(tiny("kmer:3"), fasta=write_fasta(tmp_path, **sequences))
     assert [kmers[name]["bases"] for name in sequences] == [
         0,
@@ -142,7 +144,8 @@ def test_unknown_bases_are_listed_and_not_counted(tmp_path):
 
 
 def test_a_region_of_the_other_strand_is_read_there(tmp_path):
-    model, text = tiny("kmer:3"), letters(200)
+    model = tiny("kmer:3")
+    text = letters(200)
     rows = bed(
         tmp_path, "a\t40\t110\tthe gene\t0\t-\na\t0\t70\tstart\t0\t-\na\t40\t110\tplus\t0\t+\n"
     )

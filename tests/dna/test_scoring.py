@@ -37,14 +37,11 @@ def sequence(*shape, seed=0, unknown=0.1):
 
 def test_letters():
     assert encode("ACGTacgtUu").tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 3, 3]
-    assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN} and encode("").shape == (
-        0,
-    )
+    assert set(encode("NXRYSWKMBDHVnxryswkmbdhv").tolist()) == {UNKNOWN}
+    assert encode("").shape == (0,)
     codes = sequence(1000)
-    assert (
-        np.array_equal(encode(decode(codes).encode()), codes)
-        and decode(np.arange(5)) == BASES + "N"
-    )
+    assert np.array_equal(encode(decode(codes).encode()), codes)
+    assert decode(np.arange(5)) == BASES + "N"
     assert decode(reverse_complement(encode("AACGTN"))) == "NACGTT"
     for text, message in (
         ("ACGTMKVLT", r"letter 7 of the sequence: 'L' is not a nucleotide code \(protein"),
@@ -59,25 +56,29 @@ def test_letters():
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_kmers_read_in_base_four(k):
     tokenizer = load_tokenizer(f"kmer:{k}")
-    codes, count = sequence(403, seed=k, unknown=0.02), 403 // k
+    codes = sequence(403, seed=k, unknown=0.02)
+    count = 403 // k
     encoded = tokenizer.encode(codes)
-    assert encoded.spans.tolist() == [k] * count and encoded.left_over == 403 - count * k
+    assert encoded.spans.tolist() == [k] * count
+    assert encoded.left_over == 403 - count * k
     pieces = codes[: count * k].reshape(count, k)
     expected = [4**k if UNKNOWN in piece else int("".join(map(str, piece)), 4) for piece in pieces]
-    assert encoded.ids.tolist() == expected and encoded.ids.dtype == np.int64
+    assert encoded.ids.tolist() == expected
+    assert encoded.ids.dtype == np.int64
     back = tokenizer.decode(encoded.ids).reshape(count, k)
     lost = encoded.ids == tokenizer.unknown_id
-    assert np.array_equal(back[~lost], pieces[~lost]) and (back[lost] == UNKNOWN).all()
+    assert np.array_equal(back[~lost], pieces[~lost])
+    assert (back[lost] == UNKNOWN).all()
     assert (tokenizer.num_targets, tokenizer.vocab_size, tokenizer.pad_id) == (
         4**k,
         4**k + 3,
         4**k + 2,
     )
-    assert tokenizer.widths.tolist() == [k] * (4**k + 1) + [0, 0] and tokenizer.bases_per_token == k
+    assert tokenizer.widths.tolist() == [k] * (4**k + 1) + [0, 0]
+    assert tokenizer.bases_per_token == k
     bases = load_tokenizer("bases")
-    assert bases is load_tokenizer("bases") and (bases.fingerprint == tokenizer.fingerprint) == (
-        k == 1
-    )
+    assert bases is load_tokenizer("bases")
+    assert (bases.fingerprint == tokenizer.fingerprint) == (k == 1)
 
 
 def test_unknown_specs():
@@ -99,8 +100,10 @@ def bpe(tmp_path_factory):
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
 @torch.inference_mode()
 def test_scores_are_those_of_the_logits(tokenizer, bpe):
-    model, windows = tiny(bpe if tokenizer == "bpe" else tokenizer), sequence(5, 50)
-    scores, spec = score_windows(model, windows), load_tokenizer(model.config.tokenizer)
+    model = tiny(bpe if tokenizer == "bpe" else tokenizer)
+    windows = sequence(5, 50)
+    scores = score_windows(model, windows)
+    spec = load_tokenizer(model.config.tokenizer)
     left_over = 0
     for row, window in enumerate(windows):
         encoded = spec.encode(window)
@@ -114,16 +117,20 @@ def test_scores_are_those_of_the_logits(tokenizer, bpe):
             assert scores.nll[row, n].item() == pytest.approx(nll, abs=2e-5)
             assert scores.bases[row, n] == (span if counts else 0)
             assert scores.correct[row, n] == (counts and logits[n].argmax() == token)
-        assert not scores.bases[row, n + 1 :].any() and not scores.nll[row, n + 1 :].any()
+        assert not scores.bases[row, n + 1 :].any()
+        assert not scores.nll[row, n + 1 :].any()
     assert scores.left_over == left_over == (10 if tokenizer == "kmer:3" else 0)
 
 
 @pytest.mark.parametrize("strands", ["one", "both"])
 def test_cut_windows_score_the_same_bases(strands):
     """16 bases at once, 8 apart; the last of 50 begin 16 before the end."""
-    model, codes, options = tiny(), sequence(5, 50), {"strands": strands, "by_base": True}
+    model = tiny()
+    codes = sequence(5, 50)
+    options = {"strands": strands, "by_base": True}
     cut, whole = (score_windows(model, codes, **options, at_once=n) for n in (16, 50))
-    assert cut.bases.equal(whole.bases) and cut.nll.shape == whole.nll.shape
+    assert cut.bases.equal(whole.bases)
+    assert cut.nll.shape == whole.nll.shape
     starts = {0: 0, 8: 8, 16: 8, 24: 8, 32: 8, 34: 14}
     parts = [
         score_windows(model, codes[:, n : n + 16], **options).nll[:, k:] for n, k in starts.items()
@@ -133,7 +140,8 @@ def test_cut_windows_score_the_same_bases(strands):
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2", "bpe"])
 def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
-    model, codes = tiny(bpe if tokenizer == "bpe" else tokenizer), sequence(6, 50)
+    model = tiny(bpe if tokenizer == "bpe" else tokenizer)
+    codes = sequence(6, 50)
     turned = np.stack([reverse_complement(window) for window in codes])
     scores, mirror = (score_windows(model, w, strands="both") for w in (codes, turned))
     for name in ("nll", "bases", "correct"):
@@ -191,7 +199,8 @@ def probability(words, order, taus, context, letter):
 
 
 def test_probabilities_are_those_of_a_dictionary(genome):
-    order, taus = 3, (7.0, 1.0, 3.5, 20.0)
+    order = 3
+    taus = (7.0, 1.0, 3.5, 20.0)
     words = counted(
         [decode(genome.codes(r.contig, r.start, r.stop)) for r in REGIONS if r.label == "train"],
         order,
@@ -217,7 +226,8 @@ def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
         [decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces]
         for pieces in (bulk, aside)
     )
-    words, taus = counted(texts, 1), []
+    words = counted(texts, 1)
+    taus = []
     for k in range(2):
         places = [
             (text, at)
@@ -242,12 +252,14 @@ def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
     windows = sequence(2, 50, seed=2)
     refuses("markov-2 is not fitted", model.score, windows, error=RuntimeError)
     model.fit(Heldout("g", "0" * 16, GenomeSplit("g", genome, REGIONS)))
-    scores, p = model.score(windows), markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
+    scores = model.score(windows)
+    p = markov.fit(genome, REGIONS, 3).probabilities(windows, 2)
     known = windows < 4
     for row, at in zip(*np.nonzero(known), strict=True):
         assert scores.nll[row, at].item() == -math.log(p[row, at, windows[row, at]])
         assert scores.correct[row, at].item() == (p[row, at].argmax() == windows[row, at])
     assert scores.bases.tolist() == known.astype(int).tolist()
-    assert not scores.nll[~known].any() and not scores.correct[~known].any()
+    assert not scores.nll[~known].any()
+    assert not scores.correct[~known].any()
     monkeypatch.setattr(markov, "SCORED", 14)  # columns of a chunk: 7
     assert model.score(windows).nll.equal(scores.nll)

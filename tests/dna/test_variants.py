@@ -168,9 +168,8 @@ def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files):
         last, before, first = rows_of(
             tiny(), files({"c": text}, vcf(*rows), strands=strands, window=16)
         )
-        assert math.isnan(last["flank_llr_nats"]) is (strands == "one") and math.isfinite(
-            last["llr_nats"]
-        )
+        assert math.isnan(last["flank_llr_nats"]) is (strands == "one")
+        assert math.isfinite(last["llr_nats"])
         assert all(
             math.isfinite(row["flank_llr_nats"]) and row["flank_llr_nats"]
             for row in (before, first)
@@ -196,14 +195,17 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
         for at, r, alt in spots
         if text[at : at + r] != alt
     ]
-    model, k = tiny(tokenizer), 3 if tokenizer == "kmer:3" else 1
+    model = tiny(tokenizer)
+    k = 3 if tokenizer == "kmer:3" else 1
     chosen = files({"c": text}, vcf(*lines), window=size + k // 2, strands=strands, batch_tokens=40)
-    genome, rows = open_genome(find_source(chosen.fasta)), rows_of(model, chosen)
+    genome = open_genome(find_source(chosen.fasta))
+    rows = rows_of(model, chosen)
     vocabulary = load_tokenizer(tokenizer)
 
     def by_base(codes):
         """Nats of each base, by the chain rule over tokens."""
-        ids, nats = vocabulary.encode(codes).ids.tolist(), []
+        ids = vocabulary.encode(codes).ids.tolist()
+        nats = []
         logits = model(torch.tensor([[vocabulary.bos_id, *ids]]))[0].double().log_softmax(-1)
         for n, token in enumerate(ids):
             nats += [-float(logits[n, token]) / k] * k
@@ -212,7 +214,8 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
     for row in rows:
         change = normalize(genome, "c", row["pos"] - 1, row["ref"], row["alt"])
         if change.growth % k:  # one of the windows is no whole number of k-mers
-            assert row["reason"] == variants.UNEVEN and math.isnan(row["llr_nats"])
+            assert row["reason"] == variants.UNEVEN
+            assert math.isnan(row["llr_nats"])
             continue
         where = variants.place(change, 300, size, k)
         windows = variants.haplotypes(genome, where)
@@ -227,13 +230,16 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
         flank = [n[: where.left].sum() + n[len(n) - where.right :].sum() for n in nats]
         assert row["llr_nats"] == pytest.approx(nats[0].sum() - nats[1].sum(), abs=1e-5)
         assert row["flank_llr_nats"] == pytest.approx(flank[0] - flank[1], abs=1e-5)
-        assert row["window"] == size and not row["reason"]
+        assert row["window"] == size
+        assert not row["reason"]
 
 
 def test_every_spelling_of_a_haplotype_is_one_change():
     """60 insertions and deletions in repeats, each in all its spellings; windows and scores follow
     from the change alone."""
-    rng, text, starts = np.random.default_rng(11), letters(50), []
+    rng = np.random.default_rng(11)
+    text = letters(50)
+    starts = []
     for n in range(60):
         starts.append(len(text) + 1)
         text += letters(int(rng.integers(1, 5)), 1000 + n) * int(rng.integers(3, 6)) + letters(
@@ -241,13 +247,15 @@ def test_every_spelling_of_a_haplotype_is_one_change():
         )
     genome = genome_of(c=text)
     for n, at in enumerate(starts):
-        local, unit = text[at - 8 : at + 26], text[at : at + int(rng.integers(1, 4))]
+        local = text[at - 8 : at + 26]
+        unit = text[at : at + int(rng.integers(1, 4))]
         haplotype = local[:9] + unit + local[9:] if n % 2 else local[:9] + local[9 + len(unit) :]
         spelled = list(spellings(local, haplotype))
         changes = {
             normalize(genome, "c", at - 8 + place_, ref, alt) for place_, ref, alt in spelled
         }
-        assert len(spelled) > 3 and len(changes) == 1
+        assert len(spelled) > 3
+        assert len(changes) == 1
 
 
 def test_every_variant_is_listed_with_its_reason(files, tmp_path):
@@ -278,15 +286,15 @@ def test_every_variant_is_listed_with_its_reason(files, tmp_path):
     assert (
         f"record 2: REF is {rows[1][3]}, c:51 of the reference has {text[50]}" in reasons["wrong"]
     )
-    assert "'chrC'" in reasons["where"] and "c:100 of the reference has A" in reasons["beyond"]
-    assert "symbolic" in reasons["none"] and reasons["long"].startswith(
-        f"{variants.NO_ROOM}: the alleles"
-    )
+    assert "'chrC'" in reasons["where"]
+    assert "c:100 of the reference has A" in reasons["beyond"]
+    assert "symbolic" in reasons["none"]
+    assert reasons["long"].startswith(f"{variants.NO_ROOM}: the alleles")
     assert reasons["full"].endswith("span 16 bases; the longer window has 16, the other 0")
     kmers = {row["id"]: row for row in rows_of(tiny("kmer:3"), chosen)}
-    assert kmers["uneven"]["reason"] == variants.UNEVEN and math.isnan(
-        kmers["uneven"]["llr_nats"]
-    )  # the frame moves
+    # the frame moves
+    assert kmers["uneven"]["reason"] == variants.UNEVEN
+    assert math.isnan(kmers["uneven"]["llr_nats"])
     unscored = files({"c": text}, vcf(rows[7]))
     words = [
         "dna_goat_tiny.genomes",
@@ -300,7 +308,9 @@ def test_every_variant_is_listed_with_its_reason(files, tmp_path):
 
 
 def test_requests_that_cannot_be_served(files, tmp_path):
-    text, starts, path = letters(300), range(0, 280, 20), str(tmp_path / "v.vcf")
+    text = letters(300)
+    starts = range(0, 280, 20)
+    path = str(tmp_path / "v.vcf")
     other = [("c", at + 1, ".", "GGGGGGGGGG", "A") for at in starts]
     named = [("cc", at + 1, ".", text[at : at + 8], "A") for at in starts]
     for rows, options, message in (

@@ -155,7 +155,8 @@ def test_memory_follows_what_a_file_holds_and_not_its_numbers(tmp_path: Path, mo
 
 def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
-    path, config = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
+    path = tmp_path / "model" / "model.safetensors"
+    config = tmp_path / "model" / "config.json"
     state = load_file(path)
     save_file(state | {"norm.weight": torch.full_like(state["norm.weight"], float("nan"))}, path)
     refuses(

@@ -78,7 +78,8 @@ def fork(call: Callable[[], int], log: Path, folder: Path, kind: str = "", at: i
             file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, 1)
             os.dup2(file, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+            sys.stdout = os.fdopen(1, "w", buffering=1)
+            sys.stderr = os.fdopen(2, "w", buffering=1)
             library = ctypes.CDLL(None)
             if kind:
                 library.fault_arm(os.fsencode(folder), KINDS.index(kind), ctypes.c_long(at))
@@ -139,7 +140,9 @@ def main(folder: Path, stride: int) -> None:
     first = fork(lambda: train(unbroken), folder / "log", unbroken, "count")
     if first.code:
         sys.exit(first.output)
-    whole, wrong, trials = contents(unbroken), {}, 0
+    whole = contents(unbroken)
+    wrong = {}
+    trials = 0
     for number, at in enumerate(range(stride // 2, first.operations, stride)):
         for kind in KINDS[1:] if stride == 1 else [KINDS[1 + number % 3]]:
             trials += 1

@@ -71,7 +71,8 @@ def digest(payload: bytes) -> str:
 
 def logits(name: str) -> torch.Tensor:
     """Logits of a named model on a fixed input."""
-    model, generator = zoo.create_model(name).eval(), torch.Generator().manual_seed(0)
+    model = zoo.create_model(name).eval()
+    generator = torch.Generator().manual_seed(0)
     if name.startswith("vision"):
         size = model.config.train_size
         height, width = size if isinstance(size, (tuple, list)) else (size, size)
@@ -123,17 +124,18 @@ def scenes(path: Path) -> None:
     from matplotlib import get_data_path
 
     font = ImageFont.truetype(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 26)
-    ink, members = (40, 10, 10), {}
+    ink = (40, 10, 10)
+    members = {}
     for number in range(12):
         rng = np.random.default_rng(number)
-        picture, boxes, categories = Image.new("RGB", (144, 144), (210, 210, 200)), [], []
+        picture = Image.new("RGB", (144, 144), (210, 210, 200))
+        boxes = []
+        categories = []
         pen = ImageDraw.Draw(picture)
         for place in rng.permutation(9):
-            x, y, category = (
-                48 * int(place % 3) + 24,
-                48 * int(place // 3) + 24,
-                int(rng.integers(26)),
-            )
+            x = 48 * int(place % 3) + 24
+            y = 48 * int(place // 3) + 24
+            category = int(rng.integers(26))
             pen.text((x, y), chr(65 + category), font=font, fill=ink, anchor="mm")
             if not boxes:
                 pen.ellipse((x - 19, y - 19, x + 19, y + 19), outline=ink, width=2)
@@ -199,7 +201,8 @@ def golden(*words: str) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    stdout, sys.stdout = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    sys.stdout = sys.stderr
     entries = golden(*sys.argv[1:])
     sys.stdout = stdout
     json.dump(entries, sys.stdout, indent=1)

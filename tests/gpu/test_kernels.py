@@ -115,7 +115,8 @@ def tensors_of(
     """Leaves on the device as a kernel gets them, options, and the prior, if there is one, whose
     parameters are leaves."""
     leaves, options = build(setup.case, setup.realised, width=width, lanes=setup.lanes)
-    queries, keys = setup.case.queries, setup.case.keys
+    queries = setup.case.queries
+    keys = setup.case.keys
     distance = (torch.arange(queries + keys - 1) - (queries - 1)).float()
     if setup.case.grid:
         y, x = (torch.arange(1 - n, n).float() for n in GRID[:2])

@@ -58,25 +58,26 @@ def poison(file: Path, mark: Path) -> None:
 @pytest.mark.slow
 def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
     mark = tmp_path / "executed"
-    assert pickle.loads(pickle.dumps(Runs(mark))) is None and mark.exists()
+    assert pickle.loads(pickle.dumps(Runs(mark))) is None
+    assert mark.exists()
     mark.rmdir()
     poison(RunFolder(copy).checkpoints()[-1] / "mp_rank_00_model_states.pt", mark)
     assert run(copy, "evaluate.every=0", resume="auto") == 2
     error = capsys.readouterr().err
-    assert (
-        "nothing in it was executed" in error
-        and "posix.mkdir" in error
-        and "Traceback" not in error
-    )
+    assert "nothing in it was executed" in error
+    assert "posix.mkdir" in error
+    assert "Traceback" not in error
     assert not mark.exists()
     load_run(copy)  # safetensors alone
-    assert run(tmp_path / "other", f"model.init_from={copy}") == 0 and not mark.exists()
+    assert run(tmp_path / "other", f"model.init_from={copy}") == 0
+    assert not mark.exists()
 
 
 @pytest.mark.slow
 def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
-    newest, mark = RunFolder(tmp_path / "run").checkpoints()[-1], tmp_path / "executed"
+    newest = RunFolder(tmp_path / "run").checkpoints()[-1]
+    mark = tmp_path / "executed"
     poison(next(newest.glob("*optim_states.pt")), mark)
     refuses(
         "nothing in it was executed",
@@ -94,7 +95,8 @@ def test_a_checkpoint_written_before_digests_is_read(copy, capsys):
         (path / "complete.json").write_text(json.dumps({name: facts[name] for name in FACTS}))
         (path / "model" / "manifest.json").unlink()
     assert run(copy, "evaluate.every=0", resume="auto") == 0
-    assert verify.main([str(copy)]) == 0 and capsys.readouterr().out.count("no digests") == 2
+    assert verify.main([str(copy)]) == 0
+    assert capsys.readouterr().out.count("no digests") == 2
 
 
 def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
@@ -119,7 +121,8 @@ def test_what_a_checkpoint_says_of_itself_is_verified_too(change, copy, capsys):
 
 
 def test_what_others_put_beside_checkpoints_stays(copy, tmp_path):
-    root, moved = copy / "checkpoints", tmp_path / "moved"
+    root = copy / "checkpoints"
+    moved = tmp_path / "moved"
     shutil.copytree(root / "step_00000002", root / "step_best")
     (root / "step_notes.txt").write_text("")
     (root / "step_00000002").rename(moved)
@@ -139,7 +142,8 @@ def test_records_survive_a_torn_line(copy, whole, capsys):
         b"".join([lines[0], lines[1][:9] + b"\xff\n", b"[]\n", *lines[2:], b'{"st'])
     )
     assert [r["step"] for r in RunFolder(copy).metrics()] == [1, 3, 4]
-    assert verify.main([str(copy)]) == 1 and "3 unreadable" in capsys.readouterr().out
+    assert verify.main([str(copy)]) == 1
+    assert "3 unreadable" in capsys.readouterr().out
     assert run(copy, "evaluate.every=0", resume="auto") == 0
     assert "3 unreadable lines" in capsys.readouterr().err
     assert [r["step"] for r in RunFolder(copy).metrics()] == [1, 3, 4]
@@ -150,15 +154,14 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-    assert (
-        verify.main([str(copy)]) == 1
-        and "model.safetensors has another SHA-256" in capsys.readouterr().out
-    )
+    assert verify.main([str(copy)]) == 1
+    assert "model.safetensors has another SHA-256" in capsys.readouterr().out
     assert verify.main([str(copy / "model"), str(copy / "checkpoints" / "step_00000002")]) == 0
     assert verify.main([str(copy / "plots")]) == 2
     (copy / "metrics.jsonl").unlink()
     os.mkfifo(copy / "metrics.jsonl")
-    assert verify.main([str(copy)]) == 1 and "damaged: missing" in capsys.readouterr().out
+    assert verify.main([str(copy)]) == 1
+    assert "damaged: missing" in capsys.readouterr().out
     model, _ = load_run(copy)
     assert "reading an older one" in capsys.readouterr().err
     expected = type(model).from_pretrained(whole / "checkpoints" / "step_00000002" / "model")
@@ -174,7 +177,8 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
         refuses(rf"in use: process {other.pid} on ", RunLock, tmp_path, error=ConfigError)
         other.kill()
     lock = RunLock(tmp_path)  # what a killed process left in the file is no lock

@@ -28,15 +28,15 @@ def test_help_names_every_command(capsys):
     assert "Usage: priorzoo fetch-data" in capsys.readouterr().out
     assert main(["evaluate", "text_ggd_tiny", "passkey", "--help"]) == 0
     assert "--lengths" in capsys.readouterr().out
-    assert main(["evaluate", "--list"]) == 0 and "--sizes" in capsys.readouterr().out
+    assert main(["evaluate", "--list"]) == 0
+    assert "--sizes" in capsys.readouterr().out
     assert main(["list", "text_ggd_*", "--pretrained"]) == 0
     printed = capsys.readouterr().out
-    assert (
-        "text_ggd_goat_ssmax_tiny.facts" in printed.split()
-        and max(map(len, printed.splitlines())) <= 80
-    )
+    assert "text_ggd_goat_ssmax_tiny.facts" in printed.split()
+    assert max(map(len, printed.splitlines())) <= 80
     assert {"trained", "256", "0.92M"} <= set(printed.split())
-    assert main(["--version"]) == 0 and priorzoo.__version__ == zoo.__version__
+    assert main(["--version"]) == 0
+    assert priorzoo.__version__ == zoo.__version__
     assert capsys.readouterr().out == f"priorzoo {zoo.__version__}\n"
 
 
@@ -59,10 +59,8 @@ print("loaded", *sys.modules)
         .rpartition("loaded ")[2]
         .split()
     )
-    assert (
-        "torch" in loaded
-        and not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
-    )
+    assert "torch" in loaded
+    assert not {"timm", "transformers", "deepspeed", "matplotlib.pyplot"} & loaded
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,8 @@ def test_what_cannot_be_done_is_one_line(words, named, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
     assert main(words) == 2
     message = capsys.readouterr().err
-    assert message.startswith("error: ") and all(word in message for word in named), message
+    assert message.startswith("error: "), message
+    assert all(word in message for word in named), message
 
 
 def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
@@ -117,21 +116,18 @@ def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
 
 
 def test_predict_prints_names_and_probabilities(tmp_path, capsys):
-    files, images = (
-        [str(tmp_path / f"{name}.png") for name in "AB"],
-        open_images("glyphs-builtin", "heldout", size=64),
-    )
+    files = [str(tmp_path / f"{name}.png") for name in "AB"]
+    images = open_images("glyphs-builtin", "heldout", size=64)
     for label, file in enumerate(files):
         images.read(label)[0].save(file)
     assert main(["predict", GLYPHS, *files, "--top", "2", "--size", "72"]) == 0
     printed = capsys.readouterr().out
     model = zoo.create_model(GLYPHS).eval()
     for file in files:
-        classes, shares = (
-            model.classify(file, size=72),
-            model(model.read(file, size=72))[0].softmax(-1),
-        )
-        assert sum(share for _, share in classes) == pytest.approx(1) and len(classes) == 26
+        classes = model.classify(file, size=72)
+        shares = model(model.read(file, size=72))[0].softmax(-1)
+        assert sum(share for _, share in classes) == pytest.approx(1)
+        assert len(classes) == 26
         assert all(f"{share:.4f}" in printed for _, share in classes[:2])
         assert classes[0][0] == "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[int(shares.argmax())]
     assert (
@@ -150,8 +146,10 @@ def test_predict_prints_names_and_probabilities(tmp_path, capsys):
 def test_recipes_are_listed_by_family_and_planned_as_json(capsys):
     assert train.main(["--list"]) == 0
     printed = capsys.readouterr().out
-    assert "text.<method>_tiny: 0.9M parameters, context 256" in printed and "ggd_ssmax" in printed
+    assert "text.<method>_tiny: 0.9M parameters, context 256" in printed
+    assert "ggd_ssmax" in printed
     assert len(printed.splitlines()) < 200
     assert train.main(["text.ggd_tiny", "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["recipe"]["train"]["steps"] == 4500 and plan["deepspeed"]["train_batch_size"] == 8
+    assert plan["recipe"]["train"]["steps"] == 4500
+    assert plan["deepspeed"]["train_batch_size"] == 8

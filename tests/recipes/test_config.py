@@ -26,13 +26,13 @@ def test_overrides_take_their_fields_types():
         "data.source=a=b.txt", "data.facts_fraction=0.25", "model.options.dim=32", "model.options.position_options={}",
         'evaluate.during={"passkey": {"every": 2, "lengths": [96]}}',
     ])  # fmt: skip
-    assert recipe.train.steps == 1000 and isinstance(recipe.train.steps, int)
-    assert recipe.optim.lr == 3e-4 and recipe.optim.betas == (0.9, 0.99)
-    assert (
-        recipe.train.micro_batch is None
-        and recipe.data.source == "a=b.txt"
-        and recipe.data.facts_fraction == 0.25
-    )
+    assert recipe.train.steps == 1000
+    assert isinstance(recipe.train.steps, int)
+    assert recipe.optim.lr == 3e-4
+    assert recipe.optim.betas == (0.9, 0.99)
+    assert recipe.train.micro_batch is None
+    assert recipe.data.source == "a=b.txt"
+    assert recipe.data.facts_fraction == 0.25
     assert recipe.model.options == {"dim": 32, "position_options": {}}
     assert recipe.evaluate.during == {"passkey": {"every": 2, "lengths": [96]}}
 
@@ -74,7 +74,9 @@ def test_bf16_begins_at_stage_1():
         assert chosen.deepspeed["zero_optimization"]["stage"] == chosen.recipe.train.zero_stage
         return chosen.recipe.train.zero_stage
 
-    assert stage() == 0 and stage(device="cuda") == 1 and stage("train.precision=bf16") == 1
+    assert stage() == 0
+    assert stage(device="cuda") == 1
+    assert stage("train.precision=bf16") == 1
     assert stage("optim.name=muon", "train.zero_stage=2", "train.clip=0") == 2
     with pytest.raises(ConfigError, match=r"train\.clip=1.*expected 0 .*muon"):
         stage(
@@ -89,7 +91,9 @@ def test_bf16_begins_at_stage_1():
             stage("train.precision=bf16", *settings, user_config=user_config)
 
 
-ADAMW, DECAY, WARMUP = {"type": "AdamW"}, {"type": "WarmupDecayLR"}, {"type": "WarmupLR"}
+ADAMW = {"type": "AdamW"}
+DECAY = {"type": "WarmupDecayLR"}
+WARMUP = {"type": "WarmupLR"}
 
 
 @pytest.mark.parametrize(
@@ -133,11 +137,13 @@ HUGGING_FACE = json.loads("""{
 def test_the_example_of_hugging_face_runs_as_it_is():
     chosen = plan("model.options.dim=32", "train.batch=32", user_config=HUGGING_FACE, world=2)
     check_with_deepspeed(chosen.deepspeed)
-    defaults, optim = find_recipe("text.ggd_ssmax_tiny").optim, chosen.recipe.optim
+    defaults = find_recipe("text.ggd_ssmax_tiny").optim
+    optim = chosen.recipe.optim
     assert (optim.name, optim.schedule, optim.floor) == ("adamw", "linear", 0)
     assert (optim.lr, optim.betas, optim.warmup) == (defaults.lr, defaults.betas, defaults.warmup)
     values = chosen.deepspeed
-    assert not {"optimizer", "scheduler"} & set(values) and values["bf16"] == {"enabled": False}
+    assert not {"optimizer", "scheduler"} & set(values)
+    assert values["bf16"] == {"enabled": False}
     assert (values["train_batch_size"], values["train_micro_batch_size_per_gpu"]) == (32, 16)
     assert values["zero_optimization"].items() >= {"stage": 3, "overlap_comm": True}.items()
     json.dumps(chosen.to_dict())
@@ -190,6 +196,5 @@ def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
     )
     assert recipe.train.clip == 0.5
     words = "adamw, learning rate 0.0003: linear warm-up over 7 steps, then cosine to 7.5e-05 at step 70"
-    assert schedule_in_words(
-        optim, 70
-    ) == words and "rate 0.000214286 at the end" in schedule_in_words(optim, 5)
+    assert schedule_in_words(optim, 70) == words
+    assert "rate 0.000214286 at the end" in schedule_in_words(optim, 5)

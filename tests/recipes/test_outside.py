@@ -59,7 +59,8 @@ def test_options_that_are_no_json_become_numbers(files) -> None:
         for options in both
     ]
     priors = [key for key in states[0] if ".prior." in key]
-    assert priors and all(torch.equal(states[0][key], states[1][key]) for key in priors)
+    assert priors
+    assert all(torch.equal(states[0][key], states[1][key]) for key in priors)
     with pytest.raises(ConfigError, match=r"position_options: .* is not JSON"):
         resolve(open_recipe(f"{files}/given.py:unknown"), world=1)
 

@@ -28,7 +28,8 @@ def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
     families = {}
     for name in list_recipes():
         recipe = find_recipe(name)
-        assert recipe.name == name and recipe.model.name in models[recipe.modality]
+        assert recipe.name == name
+        assert recipe.model.name in models[recipe.modality]
         plan = resolve(recipe, world=8 if recipe.train.zero_stage else 1)
         families[recipe.modality, recipe.train.zero_stage] = plan
     assert len(families) >= 5
@@ -48,9 +49,11 @@ def test_estimated_activations_are_those_kept(name):
     """Within a quarter: what autograd keeps of a forward, the weights aside, and the backward pass
     adds of 1.5 blocks."""
     recipe = find_recipe(name)
-    modality, rows = find_modality(recipe.modality), 2
+    modality = find_modality(recipe.modality)
+    rows = 2
     model = modality.build(recipe.model.name, recipe.model.options, recipe.data).train()
-    weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {}
 
     def pack(x):
         storage = x.untyped_storage()
@@ -74,15 +77,14 @@ def test_every_model_of_a_size_has_a_recipe():
     names = set(list_recipes())
     for size in ("text_*_tiny", "dna_*_tiny", "dna_*_small", "text_*_lm", "vision_*_tiny_patch8"):
         models = list_models(size)
-        assert (
-            models
-            and {model.replace("_", ".", 1).removesuffix("_patch8") for model in models} <= names
-        )
+        assert models
+        assert {model.replace("_", ".", 1).removesuffix("_patch8") for model in models} <= names
     terms = [
         replace(find_recipe(f"text.{name}_lm"), name="", model=Model(""))
         for name in ("rope", "ggd_ssmax")
     ]
-    assert terms[0] == terms[1] and terms[0].data.row_mix == RowMix()
+    assert terms[0] == terms[1]
+    assert terms[0].data.row_mix == RowMix()
     assert (
         sum(p.numel() for p in build_on_meta(find_recipe("text.rope_lm")).parameters()) == 3_443_136
     )
@@ -99,21 +101,20 @@ def test_every_model_of_a_size_has_a_recipe():
 )
 def test_the_papers_set_ups(name, context, tokens_per_step, steps, optimizer, lr, floor_lr, warmup):
     recipe = find_recipe(f"text.{name}")
-    optim, train = recipe.optim, recipe.train
-    assert (
-        recipe.data.context == context
-        and train.batch * context == tokens_per_step
-        and train.steps == steps
-    )
+    optim = recipe.optim
+    train = recipe.train
+    assert recipe.data.context == context
+    assert train.batch * context == tokens_per_step
+    assert train.steps == steps
     assert (optim.name, optim.warmup, optim.weight_decay, train.clip) == (
         optimizer,
         warmup,
         0.1,
         1.0,
     )
-    assert (
-        optim.lr == pytest.approx(lr) and optim.betas == (0.9, 0.95) and train.precision == "bf16"
-    )
+    assert optim.lr == pytest.approx(lr)
+    assert optim.betas == (0.9, 0.95)
+    assert train.precision == "bf16"
     if floor_lr:
         assert optim.lr * lr_factor(steps - 1, optim, steps) == pytest.approx(floor_lr)
 
@@ -139,7 +140,8 @@ def test_the_papers_models_and_rows_are_as_released(name):
     assert (model.config.weight_init, documents, biased, attention.scale_content) == RELEASED[name]
     if name == "dna.goat_human":
         assert (recipe.train.steps, recipe.train.batch, recipe.optim.warmup) == (1000, 8, 100)
-        assert recipe.optim.betas == (0.9, 0.999) and model.layers[0].mlp.up.weight.shape == (
+        assert recipe.optim.betas == (0.9, 0.999)
+        assert model.layers[0].mlp.up.weight.shape == (
             2048,
             512,
         )
@@ -148,21 +150,17 @@ def test_the_papers_models_and_rows_are_as_released(name):
 def test_warm_up_then_cosine_to_the_floor():
     factors = [lr_factor(step, Optim(lr=1.0, warmup=10, floor=0.1), 111) for step in range(111)]
     assert factors[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
-    assert (
-        factors[10] == 1.0
-        and factors[60] == pytest.approx(0.55)
-        and factors[-1] == pytest.approx(0.1)
-    )
+    assert factors[10] == 1.0
+    assert factors[60] == pytest.approx(0.55)
+    assert factors[-1] == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(factors[10:]))
     assert lr_factor(50, Optim(warmup=10, schedule="constant"), 100) == 1.0
     line = [
         lr_factor(step, Optim(warmup=10, floor=0.1, schedule="linear"), 111) for step in range(111)
     ]
-    assert (
-        line[:11] == factors[:11]
-        and line[35] == pytest.approx(0.775)
-        and line[-1] == pytest.approx(0.1)
-    )
+    assert line[:11] == factors[:11]
+    assert line[35] == pytest.approx(0.775)
+    assert line[-1] == pytest.approx(0.1)
     assert math.isfinite(lr_factor(0, Optim(warmup=0), 1))
 
 
@@ -182,10 +180,8 @@ def test_only_matrices_decay(name):
     }
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     spared = {id(p) for group in groups if not group["weight_decay"] for p in group["params"]}
-    assert (
-        decayed | spared == {id(p) for p in model.parameters() if p.requires_grad}
-        and not decayed & spared
-    )
+    assert decayed | spared == {id(p) for p in model.parameters() if p.requires_grad}
+    assert not decayed & spared
     inside = {
         id(p) for m in model.modules() if isinstance(m, (Prior, SSMax)) for p in m.parameters()
     }
@@ -196,7 +192,8 @@ def test_only_matrices_decay(name):
         for p in m.parameters()
     }
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - inside
-    assert matrices <= decayed and not decayed & (inside | norms)
+    assert matrices <= decayed
+    assert not decayed & (inside | norms)
     position = getattr(model, "position_embedding", None)
     assert position is None or not decayed & {id(p) for p in position.parameters()}
 
@@ -205,16 +202,15 @@ def test_only_matrices_decay(name):
     "name", ["text_cable_ssmax_tiny", "text_learned_tiny", "vision_goat_tiny_patch8"]
 )
 def test_muon_trains_the_layers_matrices(name):
-    model, optim = (
-        create_model(name, num_layers=1),
-        Optim("muon", lr=1e-3, weight_decay=0.1, muon_lr_scale=4.0),
-    )
+    model = create_model(name, num_layers=1)
+    optim = Optim("muon", lr=1e-3, weight_decay=0.1, muon_lr_scale=4.0)
     groups = parameter_groups(model, optim)
     assert sum(len(group["params"]) for group in groups) == sum(
         p.requires_grad for p in model.parameters()
     )
     (muon,) = [group for group in groups if group["use_muon"]]
-    assert (muon["lr"], muon["weight_decay"]) == (4e-3, 0.025) and muon is groups[-1]
+    assert (muon["lr"], muon["weight_decay"]) == (4e-3, 0.025)
+    assert muon is groups[-1]
     linear = (
         m.weight
         for n, m in model.layers.named_modules()
@@ -226,10 +222,8 @@ def test_muon_trains_the_layers_matrices(name):
 def test_a_context_is_extended_with_the_position_that_was_trained():
     recipe = find_recipe("text.ggd_goat_ssmax_tiny_extend")
     context = find_recipe("text.ggd_goat_ssmax_tiny").data.context
-    assert (
-        recipe.data.context == 4 * context
-        and recipe.model.init_from == "newest:text.ggd_goat_ssmax_tiny"
-    )
+    assert recipe.data.context == 4 * context
+    assert recipe.model.init_from == "newest:text.ggd_goat_ssmax_tiny"
     assert recipe.model.options["position_options"] == {"key_bias": {"train_context": context}}
     for name in ("text.learned_tiny_extend", "text.ggd+learned_tiny_extend"):
         with pytest.raises(ConfigError, match="learned"):

@@ -99,9 +99,12 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
     """How far the loss and each gradient of two and four ranks that share lines are from rank
     0's."""
     zoo.sequence.NEGLIGIBLE = 2.0  # so that heads of short lines differ in what they see
-    model, batch = model_of(config), batch_of_documents()
+    model = model_of(config)
+    batch = batch_of_documents()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    rank, groups, totals = torch.distributed.get_rank(), {1: None, 2: group(2), 4: group(4)}, []
+    rank = torch.distributed.get_rank()
+    groups = {1: None, 2: group(2), 4: group(4)}
+    totals = []
     for size, model.sequence in groups.items():
         model.zero_grad()
         shares = [torch.zeros(1), *(torch.zeros(p.numel()) for p in named.values())]
@@ -112,7 +115,8 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
         total = torch.cat(shares)
         torch.distributed.all_reduce(total)
         totals.append(total.split([len(share) for share in shares]))
-    assert all(t.isfinite().all() for t in totals[0]) and totals[0][1].abs().max() > 1e-3
+    assert all(t.isfinite().all() for t in totals[0])
+    assert totals[0][1].abs().max() > 1e-3
     return {
         f"{name} of {size}": float((a - b).abs().max())
         for size, tensors in zip((2, 4), totals[1:], strict=True)
@@ -124,27 +128,29 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_that_share_lines_are_one_rank(name, four):
     errors = four(differences, CASES[name])[0]
-    assert len(errors) > 20 and max(errors.values()) < 2e-5, {
-        k: v for k, v in errors.items() if v >= 2e-5
-    }
+    assert len(errors) > 20, {k: v for k, v in errors.items() if v >= 2e-5}
+    assert max(errors.values()) < 2e-5, {k: v for k, v in errors.items() if v >= 2e-5}
 
 
 def test_heads_go_to_ranks_so_that_the_work_is_even() -> None:
     """ALiBi's slopes: in the order of heads the slowest of eight ranks has four times the mean."""
-    pairs, ranks = zoo.sequence.visible_pairs(create_prior("alibi", num_heads=32), 2**16), 8
+    pairs = zoo.sequence.visible_pairs(create_prior("alibi", num_heads=32), 2**16)
+    ranks = 8
     order = zoo.sequence.balanced_groups(pairs, 32, ranks)
     assert sorted(order) == list(range(32))
     loads = [
         pairs[heads].view(ranks, -1).sum(1) for heads in (torch.arange(32), torch.tensor(order))
     ]
     slowest = [float(load.max() / load.mean()) for load in loads]
-    assert slowest[0] > 3.5 and slowest[1] < 1.3
+    assert slowest[0] > 3.5
+    assert slowest[1] < 1.3
 
 
 class Reads(Outside):
     """A prior that reads the layer's input, and does not say how."""
 
-    depends_on_content, num_lanes = True, 1
+    depends_on_content = True
+    num_lanes = 1
 
 
 def test_a_prior_that_does_not_fit_is_refused(monkeypatch):

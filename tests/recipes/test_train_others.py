@@ -51,19 +51,16 @@ def test_a_run_in_two_parts_is_the_run_in_one(words, tmp_path) -> None:
     for record in records:  # yeast has no unknown base: every target stands for as many
         if bits := record.get("heldout_bits_per_base"):
             bases = 3 if words is KMERS else 1
-            assert (
-                bits == pytest.approx(record["heldout_loss"] / math.log(2) / bases, rel=1e-5)
-                and 1.8 < bits < 2.4
-            )
+            assert bits == pytest.approx(record["heldout_loss"] / math.log(2) / bases, rel=1e-5)
+            assert 1.8 < bits < 2.4
     if words[0] == VISION[0]:
         accuracies = [
             (r["step"], r["heldout_top1"], r["heldout_top5"])
             for r in records
             if "heldout_loss" in r
         ]
-        assert [step for step, *_ in accuracies] == [2, 4] and all(
-            0 <= a <= b <= 1 for _, a, b in accuracies
-        )
+        assert [step for step, *_ in accuracies] == [2, 4]
+        assert all(0 <= a <= b <= 1 for _, a, b in accuracies)
         assert [r["images"] for r in records if "loss" in r] == [8, 16, 24, 32]
         average = load_file(tmp_path / "one/checkpoints/step_00000004" / WeightAverage.FILE)
         exported = load_run(tmp_path / "one")[0].named_parameters()
@@ -82,7 +79,8 @@ def test_a_run_in_two_parts_is_the_run_in_one(words, tmp_path) -> None:
 
 def test_the_average_follows_its_formula() -> None:
     model = nn.Linear(3, 2)
-    average, expected = WeightAverage(model, 0.5), model.weight.detach().clone()
+    average = WeightAverage(model, 0.5)
+    expected = model.weight.detach().clone()
     for step in (1, 2, 3):
         model.weight.data.add_(step)
         average.update(model)
@@ -106,5 +104,6 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys) -> None:
             "set data.tokenizer alone",
         ),
     ):
-        assert main(words) == 2 and message in capsys.readouterr().err
+        assert main(words) == 2
+        assert message in capsys.readouterr().err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

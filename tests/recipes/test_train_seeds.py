@@ -18,7 +18,8 @@ from recipes.cli import main
 @pytest.fixture
 def started(monkeypatch):
     """Commands that would run, as words; `statuses` are those of the first."""
-    commands, statuses = list[list[str]](), list[int]()
+    commands = list[list[str]]()
+    statuses = list[int]()
 
     def run(words):
         commands.append([str(word) for word in words])
@@ -27,10 +28,8 @@ def started(monkeypatch):
     class Process(contextlib.nullcontext):
         def __init__(self, words, **_):
             super().__init__(self)
-            self.stdout, self.wait = (
-                ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"],
-                lambda: run(words),
-            )
+            self.stdout = ["step 1/5  loss 3.2\n", "step 2/5  loss 3.1\n"]
+            self.wait = lambda: run(words)
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     return commands, statuses
@@ -80,17 +79,21 @@ def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(
     commands.clear()
     statuses += [0, 1, 0]
     assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path), "--evaluate", "passkey"]) == 1
-    assert len(commands) == 3 and "text.ggd_tiny-s1: failed (1)" in capsys.readouterr().out
+    assert len(commands) == 3
+    assert "text.ggd_tiny-s1: failed (1)" in capsys.readouterr().out
 
 
 def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
-    signals, folders = [], []
+    signals = []
+    folders = []
 
     class Process(contextlib.nullcontext):
         def __init__(self, words, **_):
             super().__init__(self)
             folders.append(words[-3])
-            self.stdout, self.send_signal, self.wait = self.lines(), signals.append, lambda: 143
+            self.stdout = self.lines()
+            self.send_signal = signals.append
+            self.wait = lambda: 143
 
         def lines(self):
             # in this thread: it does not wake the one that waits and has the handler
@@ -101,14 +104,13 @@ def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
 
     monkeypatch.setattr(train_seeds.subprocess, "Popen", Process)
     assert train_seeds.main(["text.ggd_tiny", "--out", str(tmp_path)]) == 143
-    assert signals == [signal.SIGTERM] and folders == [str(tmp_path / "text.ggd_tiny-s0")]
+    assert signals == [signal.SIGTERM]
+    assert folders == [str(tmp_path / "text.ggd_tiny-s0")]
 
 
 def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_path, capsys):
-    out, zero = (
-        ["--out", str(tmp_path / "out")],
-        ["--set", "train.zero_stage=1", "--set", "train.steps=1"],
-    )
+    out = ["--out", str(tmp_path / "out")]
+    zero = ["--set", "train.zero_stage=1", "--set", "train.steps=1"]
     for package, words, message in (
         ("", ["train-seeds", "text.ggd_tinny", *out], "'text.ggd_tiny'"),
         ("", ["train-seeds", "text.ggd_tiny", "--seeds", "a", *out], "--seeds 'a'"),
@@ -133,9 +135,7 @@ def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_
             # `priorzoo train` ends the process
             assert (train.main(words[1:]) if words[0] == "train" else main(words)) == 2
         errors = capsys.readouterr().err
-        assert (
-            message in errors
-            and package in errors
-            and not list(tmp_path.iterdir())
-            and started[0] == []
-        )
+        assert message in errors
+        assert package in errors
+        assert not list(tmp_path.iterdir())
+        assert started[0] == []

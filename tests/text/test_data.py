@@ -56,7 +56,8 @@ def test_the_excerpt_trains_and_measures():
 
 def test_the_bytes_of_tokens():
     """A character of several tokens counts with its first one."""
-    tokenizer, text = load_tokenizer("bpe-1k"), "The naïve 日本語 of 😀 America"
+    tokenizer = load_tokenizer("bpe-1k")
+    text = "The naïve 日本語 of 😀 America"
     sizes = [1, 1, 1, 2, 1, 2, 0, 2, 1, 3, 0, 0, 3, 0, 0, 3, 0, 0, 3, 1, 4, 0, 0, 0, 8]
     assert (
         EncodedDocument(text, tokenizer.encode(text), len(text.encode()))
@@ -184,18 +185,14 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
 
 
 def test_cache_is_used_and_notices_changes(tmp_path):
-    path, cache = (
-        write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)]),
-        tmp_path / "cache",
-    )
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)])
+    cache = tmp_path / "cache"
     first, second = (
         tokenize_corpus(open_source(str(path)), BYTES, cache_dir=cache) for _ in range(2)
     )
-    assert (
-        isinstance(first.tokens, np.memmap)
-        and first.tokens.dtype == np.uint16
-        and len(list(cache.iterdir())) == 1
-    )
+    assert isinstance(first.tokens, np.memmap)
+    assert first.tokens.dtype == np.uint16
+    assert len(list(cache.iterdir())) == 1
     assert (
         first.fingerprint
         == second.fingerprint
@@ -210,10 +207,8 @@ def test_cache_is_used_and_notices_changes(tmp_path):
 
 
 def test_a_damaged_cache_is_made_again(tmp_path):
-    source, cache = (
-        open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}]))),
-        tmp_path / "cache",
-    )
+    source = open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])))
+    cache = tmp_path / "cache"
     first = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
     (folder,) = cache.iterdir()
     for path in sorted(folder.iterdir()):
@@ -227,10 +222,8 @@ def test_a_damaged_cache_is_made_again(tmp_path):
                 UserWarning, match=r"^damaged cache of '.*a\.jsonl', which is tokenised again \("
             ):
                 again = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
-            assert (
-                again.tokens.tolist() == first.tokens.tolist()
-                and again.fingerprint == first.fingerprint
-            )
+            assert again.tokens.tolist() == first.tokens.tolist()
+            assert again.fingerprint == first.fingerprint
 
 
 def test_every_token_is_a_target_once_per_epoch():
@@ -252,14 +245,11 @@ def test_every_token_is_a_target_once_per_epoch():
 def test_rows_hold_whole_pieces_with_document_ids():
     row = PackedDataset(corpus("abc", "de", "fghij"), 12, BYTES, epochs=1)[0]
     pieces = BYTES.decode(row["tokens"][1:].where(row["tokens"][1:] != 256, ord("|"))).split("|")
-    assert sorted(pieces) == ["abc", "de", "fghij"] and row["segments"].tolist() == [
-        n for n, piece in enumerate(pieces) for _ in f"|{piece}"
-    ]
+    assert sorted(pieces) == ["abc", "de", "fghij"]
+    assert row["segments"].tolist() == [n for n, piece in enumerate(pieces) for _ in f"|{piece}"]
     packed = PackedDataset(corpus("abc", "de", "fghij"), 15, BYTES, epochs=1, documents="packed")[0]
-    assert (
-        packed["tokens"][:13].equal(row["tokens"])
-        and packed["segments"].tolist() == [0] * 13 + [-1] * 3
-    )
+    assert packed["tokens"][:13].equal(row["tokens"])
+    assert packed["segments"].tolist() == [0] * 13 + [-1] * 3
 
 
 WRONG = {

@@ -42,7 +42,8 @@ class KnownAnswer(nn.Module):
 
     def new_cache(self, capacity=0, kind="dense"):
         cache = KVCache(0, capacity=capacity)
-        cache.targets, cache.prompt = None, 0
+        cache.targets = None
+        cache.prompt = 0
         return cache
 
     def forward_features(self, tokens, *, segments=None, cache=None, last=None):
@@ -129,16 +130,19 @@ def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line
 def test_recall_is_the_direct_computation(position, control):
     """Every question after its own whole reading; a cut text begins with BOS and has as many tokens
     as training."""
-    model, lengths = tiny(position, train_context=400).double(), (400, 900, 1000)
+    model = tiny(position, train_context=400).double()
+    lengths = (400, 900, 1000)
     evaluator = made(Recall, lengths=lengths, questions=4, samples=1, control=control)
     read = []
     evaluator.advance = read.append
     ((name, cell),) = evaluator.run(model)
     assert control or sum(read) < 1000
-    tokenizer, number = load_tokenizer("bytes"), int(name.removeprefix("document="))
+    tokenizer = load_tokenizer("bytes")
+    number = int(name.removeprefix("document="))
     rng = np.random.default_rng([evaluator.settings.seed, number])
     text, own, facts = state_facts(documents()[number].tokens, 1000, 4, rng, tokenizer)
-    room, before = 1000 - len(text), 0
+    room = 1000 - len(text)
+    before = 0
     for row in evaluator.rows({name: cell}):
         stop = row["length"] - room
         start = stop - (400 - room) if control else 0
@@ -149,13 +153,17 @@ def test_recall_is_the_direct_computation(position, control):
         bits = (
             sum(losses[n - start - 1, text[n]].item() for n in counted) / math.log(2) / len(counted)
         )
-        right, nats, exact, beyond = [], [], [], []
+        right = []
+        nats = []
+        exact = []
+        beyond = []
         for fact in (fact for fact in facts if fact.end <= stop):
             whole = torch.cat([seen, torch.as_tensor(np.concatenate([fact.question, fact.answer]))])
             logits = model(whole[None])[0, -1 - len(fact.answer) : -1].detach()
             nats += (-logits.log_softmax(-1)[range(len(fact.answer)), fact.answer]).tolist()
             hits = (logits.argmax(-1) == torch.as_tensor(fact.answer)).tolist()
-            right, exact = [*right, *hits], [*exact, all(hits)]
+            right = [*right, *hits]
+            exact = [*exact, all(hits)]
             beyond += hits if stop - fact.end >= 400 else []
         values = {
             "bits_per_byte": bits,
@@ -177,15 +185,20 @@ def test_a_cut_text_is_read_in_windows_of_training(control):
         made(Perplexity, lengths=(16, 32, 100), samples=1, control=c) for c in (None, control)
     )
     assert plain.identity(model) != cut.identity(model)
-    measured, counted, read = dict(plain.run(model)), dict(cut.run(model)), []
+    measured = dict(plain.run(model))
+    counted = dict(cut.run(model))
+    read = []
     assert {name: cell["tokens"] for name, cell in measured.items()} == {
         n: c["tokens"] for n, c in counted.items()
     }
     cut.advance = read.append
     for cell in cut.cells(model):
-        length, tokens, total = cell.data["length"], torch.as_tensor(cell.data["tokens"]), 0.0
+        length = cell.data["length"]
+        tokens = torch.as_tensor(cell.data["tokens"])
+        total = 0.0
         assert (control == "cut-bos" or length == 100) ^ (counted[cell.name] == measured[cell.name])
-        assert cut.measure(model, cell) == counted[cell.name] and sum(read) == cell.cost
+        assert cut.measure(model, cell) == counted[cell.name]
+        assert sum(read) == cell.cost
         read.clear()
         for n in range(100 // length * length):
             start = (
@@ -238,7 +251,8 @@ def test_every_document_takes_part_and_is_a_unit():
     for value in values.values():
         by_document.setdefault(value["document"], []).append(value["nll_sum"] / value["tokens"])
     means = [np.mean(of) for of in by_document.values()]
-    assert row["documents"] == len(long) and all(len(of) == 2 for of in by_document.values())
+    assert row["documents"] == len(long)
+    assert all(len(of) == 2 for of in by_document.values())
     assert row["nll_standard_error"] == pytest.approx(np.std(means, ddof=1) / math.sqrt(len(long)))
     (score,) = scores_by_unit(
         one for cell in values.items() for one in twice.observed(*cell)
@@ -251,18 +265,17 @@ def test_every_document_takes_part_and_is_a_unit():
 @pytest.mark.parametrize(("kind", "units"), [("joined", 2), ("upto", 3)])
 def test_perplexity_of_short_documents(kind, units, tmp_path):
     """Against losses of the lines that are read, token by token; bytes are tokens."""
-    texts, tokenizer, model = (
-        ["short", "a longer text " * 5, "some other words " * 2],
-        load_tokenizer("bytes"),
-        tiny(),
-    )
+    texts = ["short", "a longer text " * 5, "some other words " * 2]
+    tokenizer = load_tokenizer("bytes")
+    model = tiny()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     settings = {"source": f"{tmp_path}/a.jsonl?split=heldout"}
     with pytest.raises(
         ValueError, match=r"has 100 tokens; the longest has 70: .* or --documents joined"
     ):
         made(Perplexity, lengths=(100,), **settings).cells(model)
-    evaluator, read = made(Perplexity, lengths=(8, 48), documents=kind, **settings), model.double()
+    evaluator = made(Perplexity, lengths=(8, 48), documents=kind, **settings)
+    read = model.double()
     line = [token for text in texts for token in [tokenizer.bos_id, *tokenizer.encode(text)]]
     for row in evaluator.rows(dict(evaluator.run(read))):
         length = row["length"]
@@ -279,9 +292,8 @@ def test_perplexity_of_short_documents(kind, units, tmp_path):
         )
         counted = sum(len(part) - 1 for part in lines)
         size = sum(token < 256 for part in lines for token in part[1:])  # BOS has no bytes
-        assert (row["tokens"], row["documents"]) == (counted, units) and np.isfinite(
-            row["position_nll"]
-        ).all()
+        assert (row["tokens"], row["documents"]) == (counted, units)
+        assert np.isfinite(row["position_nll"]).all()
         assert row["nll"] == pytest.approx(nll / counted, rel=1e-6)
         assert row["bits_per_byte"] == pytest.approx(nll / math.log(2) / size)
 
@@ -296,12 +308,11 @@ def test_copying_is_one_and_another_value_zero(kind, name):
     ):
         evaluator = made(kind, lengths=(1500,), samples=2, depths=3, template=name)
         (row,) = evaluator.rows(dict(evaluator.run(KnownAnswer(answer))))
-        assert row["samples"] == 6 and row["depths"] == [0.0, 0.5, 1.0]
+        assert row["samples"] == 6
+        assert row["depths"] == [0.0, 0.5, 1.0]
         assert (row["teacher_forced"], row["free_generation"]) == (score, score)
-        assert (
-            row["free_generation_by_depth"] == [score] * 3
-            and row["free_generation_standard_error"] == 0.0
-        )
+        assert row["free_generation_by_depth"] == [score] * 3
+        assert row["free_generation_standard_error"] == 0.0
 
 
 def answering(evaluator, which):
@@ -319,16 +330,14 @@ def test_numbers_of_facts_have_columns_of_their_own():
     columns = [
         f"{score} (facts={n})" for score in ("teacher_forced", "free_generation") for n in (1, 3)
     ]
-    assert [
-        score.column for score in evaluator.scores
-    ] == columns and evaluator.overview.column == columns[-1]
+    assert [score.column for score in evaluator.scores] == columns
+    assert evaluator.overview.column == columns[-1]
     cells = dict(evaluator.run(answering(evaluator, lambda cell, prompt: cell.data["facts"] == 1)))
     (row,) = evaluator.rows(cells)
     assert [row[column] for column in columns] == [1.0, 0.0] * 2
     scores = scores_by_unit(one for cell in cells.items() for one in evaluator.observed(*cell))
-    assert set(scores) == {(900, column) for column in columns} and all(
-        len(units) == 4 for units in scores.values()
-    )
+    assert set(scores) == {(900, column) for column in columns}
+    assert all(len(units) == 4 for units in scores.values())
 
 
 def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
@@ -345,9 +354,8 @@ def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
         for r in table
         if r["kind"] == "wording"
     }
-    assert (
-        sum(count for count, _ in wordings.values()) == row["samples"] == 80 and len(wordings) > 15
-    )
+    assert sum(count for count, _ in wordings.values()) == row["samples"] == 80
+    assert len(wordings) > 15
     assert {words for words, (_, share) in wordings.items() if share} == {known}
     right = wordings[known][0] / 80
     error = (
@@ -356,9 +364,8 @@ def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
         )
         / 80
     )
-    assert row["free_generation"] == right and row[
-        "free_generation_standard_error"
-    ] == pytest.approx(error)
+    assert row["free_generation"] == right
+    assert row["free_generation_standard_error"] == pytest.approx(error)
     assert {"digits", "9h99"} < {r["words"] for r in table if r["kind"] == "value_kind"}
 
 
@@ -375,7 +382,8 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
     """The held-out share of its source; all of a held-out source of its own; what --source names
     before either."""
     trained, other = (texts_about(word, tmp_path / f"{word}.jsonl") for word in ("ant", "bee"))
-    model, found = tiny(), {}
+    model = tiny()
+    found = {}
     for label, data, source in (
         ("shipped", None, None),
         ("share", {"source": trained}, None),
@@ -388,8 +396,10 @@ def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
             label, trained
         )
     assert found["shipped"] == [d.text for d in documents()]
-    assert len(found["whole"]) == 10 and all("bee" in text for text in found["whole"])
-    assert len(found["share"]) == 3 and all("ant" in text for text in found["share"])
+    assert len(found["whole"]) == 10
+    assert all("bee" in text for text in found["whole"])
+    assert len(found["share"]) == 3
+    assert all("ant" in text for text in found["share"])
     assert found["asked"] == found["share"]
     keys = [
         made(kind, data).identity(model)

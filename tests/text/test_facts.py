@@ -36,7 +36,8 @@ def test_the_grammars_share_nothing(pair):
         "patterns",
     ):
         train, heldout = (set(getattr(grammar, field)) for grammar in pair)
-        assert not train & heldout and ((train and heldout) or field == "patterns"), field
+        assert not train & heldout, field
+        assert (train and heldout) or field == "patterns", field
     assert not {n for kind in pair[0].names for n in kind} & {
         n for kind in pair[1].names for n in kind
     }
@@ -72,13 +73,13 @@ def test_facts_differ_and_their_pieces_are_whole_words(name):
         assert len(group) == len(asked) == len(stated) == count
         for fact, tokenizer in zip(group, [*TOKENIZERS.values()] * 4, strict=False):
             before, value, after = fact.statement
-            assert value[0] == " " and value.strip() == value[1:] != "" and after[0] in ".,;) "
+            assert value[0] == " "
+            assert value.strip() == value[1:] != ""
+            assert after[0] in ".,;) "
             for text in (before + value + after, fact.question + value):
-                assert (
-                    text[0] == " "
-                    and "  " not in text
-                    and not {"|", "{"} & {*text.replace(before, "")}
-                )
+                assert text[0] == " "
+                assert "  " not in text
+                assert not {"|", "{"} & {*text.replace(before, "")}
             ids = np.concatenate([tokenizer.encode(piece) for piece in fact.statement])
             assert tokenizer.decode(ids) == before + value + after
 
@@ -109,7 +110,8 @@ def plain_row(tokenizer, length, seed=0, sentences=SENTENCES):
 
 def runs_of(row, weight):
     """(first token, token ids) of every stretch of tokens that count `weight`."""
-    found, at = [], (row["weights"] == weight).int().tolist()
+    found = []
+    at = (row["weights"] == weight).int().tolist()
     for n, (before, here) in enumerate(zip([0, *at], at, strict=False)):
         if here and not before:
             end = at.index(0, n) if 0 in at[n:] else len(at)
@@ -120,7 +122,8 @@ def runs_of(row, weight):
 @pytest.fixture
 def drawn(monkeypatch):
     """The facts of the last row."""
-    last, draw = [], facts.draw_facts
+    last = []
+    draw = facts.draw_facts
 
     def drawing(*arguments, **options):
         last[:] = draw(*arguments, **options)
@@ -141,7 +144,8 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
             fact for fact in drawn if "".join(fact.statement) in tokenizer.decode(row["tokens"])
         ]
         assert stated == drawn[: len(stated)]  # as many as fit
-        first, answers = runs_of(row, 0.0), runs_of(row, WEIGHT)
+        first = runs_of(row, 0.0)
+        answers = runs_of(row, WEIGHT)
         assert len(first) - len(stated) in (0, 1)  # the number of an aside
         for at, ids in answers:
             before = tokenizer.decode(row["tokens"][:at])
@@ -151,9 +155,8 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
                 if f.value == tokenizer.decode(ids) and before.endswith(f.question)
             ]
             assert tokenizer.decode(row["tokens"][at : at + len(ids) + 1]) == f"{fact.value}."
-            assert before.count("".join(fact.statement)) == 1 and ids in [
-                value for _, value in first
-            ]
+            assert before.count("".join(fact.statement)) == 1
+            assert ids in [value for _, value in first]
         counts.append((len(stated), len(answers)))
     assert {stated for stated, _ in counts} >= {1, 2, 3, 4}
     assert (
@@ -163,7 +166,8 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
 
 @pytest.mark.slow
 def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
-    tokenizer, mix = TOKENIZERS["bpe-1k"], RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
+    tokenizer = TOKENIZERS["bpe-1k"]
+    mix = RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
     counts = {"facts": 0, "copies": 0, "plain": 0}
     for index in range(300):
         plain = plain_row(tokenizer, 96, index)
@@ -173,6 +177,7 @@ def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
         counts[
             "plain" if row is plain else "facts" if (row["weights"] == WEIGHT).any() else "copies"
         ] += 1
-    assert 65 < counts["facts"] < 115 and 40 < counts["copies"] < 80, counts
+    assert 65 < counts["facts"] < 115, counts
+    assert 40 < counts["copies"] < 80, counts
     assert RowMix()(plain, [0], tokenizer) is plain
     assert (RowMix(copies=1.0)(plain, [0], tokenizer)["weights"] <= 1).all()

@@ -75,7 +75,8 @@ def test_text_streams_in_whole_characters(spec, monkeypatch) -> None:
         stream_text(None, [1], tokenizer.decode, max_new_tokens=99, eos_id=tokenizer.eos_id)
     )
     assert "".join(pieces) == tokenizer.decode(ids) == text + "\ufffdx\ufffd"
-    assert len(pieces) > 12 and "\ufffd" not in "".join(pieces)[: len(text)]
+    assert len(pieces) > 12
+    assert "\ufffd" not in "".join(pieces)[: len(text)]
     assert all("\ufffd" not in piece for piece in pieces[: len(tokenizer.encode(text))])
 
 
@@ -86,7 +87,8 @@ def test_a_model_streams_what_it_generates(model) -> None:
     assert "".join(model.stream_text("The", **options)) == tokenizer.decode(ids)
     dna = create_model("dna_ggd_tiny", num_layers=1).eval()
     written = "".join(dna.stream_text("ACGTN", **options))
-    assert len(written) == 20 and set(written) <= set("ACGT")
+    assert len(written) == 20
+    assert set(written) <= set("ACGT")
     refuses("letter 1", dna.stream_text, "AE")
 
 

@@ -28,7 +28,8 @@ FEW = [
     "rope",
 ]  # lanes, a running sum, a table, a dense bias, a rotation
 GREEDY = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
-BOS, PAD = 256, 258
+BOS = 256
+PAD = 258
 
 
 def small(method: str = "goat", **options) -> CausalLM:
@@ -129,7 +130,8 @@ def test_embeddings_are_resized_and_saved(tied, tokens, tmp_path) -> None:
     before = wrapped(tokens).logits
     wrapped.resize_token_embeddings(270)
     logits = wrapped(tokens).logits
-    assert logits.shape[-1] == 270 and torch.equal(logits[..., :264], before)
+    assert logits.shape[-1] == 270
+    assert torch.equal(logits[..., :264], before)
     wrapped.save_pretrained(tmp_path)
     assert torch.equal(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)(tokens).logits, logits
@@ -181,7 +183,8 @@ def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> No
 @torch.no_grad()
 def test_beams_lookup_and_assistants(method) -> None:
     """Beams with the cache are those without it; drafts change nothing, whoever makes them."""
-    wrapped, other = hf.wrap(small(method)), hf.wrap(small("nope"))
+    wrapped = hf.wrap(small(method))
+    other = hf.wrap(small("nope"))
     _, ids, mask = padded()
     beams = dict(num_beams=3, attention_mask=mask, **GREEDY)
     found = wrapped.generate(ids, **beams)
@@ -233,16 +236,13 @@ def test_the_base_model_is_one_of_transformers(tokens) -> None:
     wrapped.forward = lambda **inputs: (
         wrapped.base_model(**inputs, use_cache=False).last_hidden_state
     )
-    assert (
-        isinstance(wrapped.base_model, transformers.PreTrainedModel) and wrapped.base_model.training
-    )
+    assert isinstance(wrapped.base_model, transformers.PreTrainedModel)
+    assert wrapped.base_model.training
     features = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens))
     torch.testing.assert_close(wrapped.get_output_embeddings()(features), expected)
     features.sum().backward()
-    assert (
-        wrapped.get_input_embeddings().weight.grad is not None
-        and not wrapped.eval().base_model.training
-    )
+    assert wrapped.get_input_embeddings().weight.grad is not None
+    assert not wrapped.eval().base_model.training
     assert {*map(id, wrapped.base_model.parameters())} == {*map(id, wrapped.parameters())}
 
 
@@ -267,14 +267,16 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
     """Of rows with different numbers of labels, which are padded on the right."""
     results = []
     for rows, steps in ((16, 1), (2, 8)):
-        run, tokenizer = trainer(tmp_path, rows, steps), hf.fast_tokenizer("bytes")
+        run = trainer(tmp_path, rows, steps)
+        tokenizer = hf.fast_tokenizer("bytes")
         tokenizer.padding_side = "right"
         run.data_collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
         run.train_dataset = [tokenizer("a" * (4 + n % 7)) for n in range(16)]
         run.train()
         [log] = [log for log in run.state.log_history if "grad_norm" in log]
         results.append((log["loss"], log["grad_norm"]))
-    assert results[0][0] < 7 and results[1] == pytest.approx(results[0], rel=1e-6)
+    assert results[0][0] < 7
+    assert results[1] == pytest.approx(results[0], rel=1e-6)
 
 
 def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
@@ -286,9 +288,8 @@ def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
         for group in run.optimizer.param_groups
     }
     assert groups[0.0] == run.model.model.no_weight_decay()
-    assert any(name.endswith("ssmax.s") for name in groups[0.0]) and any(
-        ".prior." in name for name in groups[0.0]
-    )
+    assert any(name.endswith("ssmax.s") for name in groups[0.0])
+    assert any(".prior." in name for name in groups[0.0])
     assert groups[0.1] == set(names.values()) - groups[0.0]
     other = torch.nn.Sequential(
         torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)
@@ -311,9 +312,8 @@ def test_adapters_on_every_linear_layer(method, tokens) -> None:
     assert torch.equal(adapted(input_ids=tokens).logits, before)
     adapted(input_ids=tokens, labels=tokens).loss.backward()
     moved = {name: p.grad for name, p in adapted.named_parameters() if "lora_B" in name}
-    assert len(moved) >= 14 and all(
-        grad is not None and grad.abs().sum() > 0 for grad in moved.values()
-    )
+    assert len(moved) >= 14
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in moved.values())
 
 
 # Tokenizers and folders

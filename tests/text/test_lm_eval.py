@@ -33,7 +33,8 @@ QUESTIONS = [
     # Longer than the model was trained at.
     {"text": "It is é. " * 20 + "It", "choices": [" is é.", " was"], "answer": 0},
 ]
-WORDS, MEAN = {"doc_to_text": "{{text}}"}, {"aggregation": "mean", "higher_is_better": True}
+WORDS = {"doc_to_text": "{{text}}"}
+MEAN = {"aggregation": "mean", "higher_is_better": True}
 UNTIL = {"until": ["e"], "max_gen_toks": 12, "do_sample": False}
 CHOICE = {
     "doc_to_choice": "{{choices}}",
@@ -117,7 +118,9 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         bootstrap_iters=0,
     )
-    encode, right, nats = load_tokenizer("bytes").encode, [], []
+    encode = load_tokenizer("bytes").encode
+    right = []
+    nats = []
     samples = {
         name: sorted(rows, key=lambda row: row["doc_id"]) for name, rows in found["samples"].items()
     }
@@ -129,10 +132,8 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
             # `target_delimiter`, a space, comes before a choice.
             ids = [256, *encode(question["text"] + " " + text).tolist()]
             scores.append(direct(model, ids, len(ids) - 1 - len(encode(question["text"].rstrip()))))
-            assert (
-                answered[0] == pytest.approx(scores[-1][0], abs=1e-4)
-                and answered[1] == scores[-1][1]
-            )
+            assert answered[0] == pytest.approx(scores[-1][0], abs=1e-4)
+            assert answered[1] == scores[-1][1]
         right.append(max(range(len(scores)), key=lambda n: scores[n][0]) == question["answer"])
         prompt = [256, *encode(question["text"]).tolist()]
         [ids] = model.generate([prompt], max_new_tokens=12)
@@ -147,10 +148,8 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
 
 
 def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
-    harness, encode = (
-        PriorzooLM(by_bytes, batch_size=2, max_length=20),
-        load_tokenizer("bytes").encode,
-    )
+    harness = PriorzooLM(by_bytes, batch_size=2, max_length=20)
+    encode = load_tokenizer("bytes").encode
     pairs = [("The people of the United", " States"), ("The", " people")]
     scores = harness.loglikelihood(asked("loglikelihood", *pairs), disable_tqdm=True)
     for pair, (log_prob, _) in zip(pairs, scores, strict=True):
@@ -207,7 +206,8 @@ def command(tasks, monkeypatch) -> list[str]:
 def test_the_command_is_the_harness_own(command, capsys) -> None:
     assert main([*command, f"pretrained={NAME},batch_size=3", "--limit", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "|choice|" in printed and "'batch_size': 3" in printed
+    assert "|choice|" in printed
+    assert "'batch_size': 3" in printed
     assert main([*command, f"pretrained={NAME},max_lenght=3"]) == 2
     assert "did you mean 'max_length'" in capsys.readouterr().err
 
@@ -231,7 +231,8 @@ def test_an_adapter_of_a_released_model_by_the_command(command, tmp_path: Path) 
     samples = sorted(
         map(json.loads, file.read_text().splitlines()), key=lambda sample: sample["doc_id"]
     )
-    adapted, encode = load_adapted(tmp_path / "adapter"), open_tokenizer(base).encode
+    adapted = load_adapted(tmp_path / "adapter")
+    encode = open_tokenizer(base).encode
     for question, sample in zip(QUESTIONS, samples, strict=True):
         for text, [(found, _)] in zip(question["choices"], sample["resps"], strict=True):
             ids = encode(question["text"] + " " + text)

@@ -85,7 +85,8 @@ def test_prefixes_cache_and_documents(name: str, tokens: torch.Tensor) -> None:
 def test_the_last_tokens_alone(name: str, tokens: torch.Tensor) -> None:
     """Of a whole line, of packed documents, and of chunks that a cache reads, are those of all
     tokens."""
-    model, close = small(name, num_kv_heads=1), dict(atol=1e-5, rtol=1e-5)
+    model = small(name, num_kv_heads=1)
+    close = dict(atol=1e-5, rtol=1e-5)
     segments = (torch.arange(33) >= 14).long().expand(2, -1)
     for options in ({}, {"segments": segments}):
         full = model.forward_features(tokens, **options)
@@ -126,7 +127,8 @@ def test_parameter_counts_are_the_papers() -> None:
 
 
 # Deviations of an embedding, a projection and the output of attention, of 64 columns and 2 layers.
-SMALL, FLAT = math.sqrt(2 / 5 / 64), 1 / math.sqrt(3 * 64)
+SMALL = math.sqrt(2 / 5 / 64)
+FLAT = 1 / math.sqrt(3 * 64)
 STARTED = {"small": (SMALL, SMALL, SMALL / 2), "torch": (1.0, FLAT, FLAT)}
 STARTED |= {"gpt2": (0.02, 0.02, 0.01), "normal": (0.02, 0.02, 0.02)}
 
@@ -156,7 +158,9 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
     model = small("text_ggd_ssmax_tiny", **options).float().train()
     segments = torch.tensor([[0] * 14 + [1] * 19, [0] * 30 + [-1] * 3])
     batch = {"tokens": tokens, "segments": segments, "weights": torch.rand(2, 33)}
-    found, sizes, head = [], [], model.forward_head
+    found = []
+    sizes = []
+    head = model.forward_head
     model.forward_head = lambda features: (
         sizes.append(features.flatten(0, -2).shape[0]) or head(features)
     )
@@ -168,9 +172,10 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
         found.append(
             [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
         )
-    assert (
-        sizes[0] == 64 and len(sizes) == 1 + 2 * 13 and max(sizes[1:]) == 5
-    )  # each chunk again in backward
+    # each chunk again in backward
+    assert sizes[0] == 64
+    assert len(sizes) == 1 + 2 * 13
+    assert max(sizes[1:]) == 5
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
 
@@ -187,7 +192,8 @@ def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> No
 
 
 def test_save_and_load(tmp_path, tokens: torch.Tensor) -> None:
-    model, folder = create_model("text_goat_ssmax_tiny").eval(), tmp_path / "m"
+    model = create_model("text_goat_ssmax_tiny").eval()
+    folder = tmp_path / "m"
     model.save_pretrained(folder, dtype=torch.bfloat16)
     again = CausalLM.from_pretrained(folder).eval()
     assert sorted(p.name for p in folder.iterdir()) == [

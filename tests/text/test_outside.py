@@ -138,15 +138,16 @@ def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
         tmp_path
     )
     character_tokenizer(LETTERS, ["<e>"], eos="<e>", model_max_length=64).save_pretrained(tmp_path)
-    outside, tokens = load(tmp_path), torch.randint(0, 100, (2, 24))
-    assert outside.config.train_context == 64 and (outside.config.max_context == 64) == (
-        kind in ("opt", "gptj")
-    )
+    outside = load(tmp_path)
+    tokens = torch.randint(0, 100, (2, 24))
+    assert outside.config.train_context == 64
+    assert (outside.config.max_context == 64) == (kind in ("opt", "gptj"))
     same = dict(rtol=1e-4, atol=1e-5)
     with torch.inference_mode():
         whole = outside.model(tokens).logits.float()
         torch.testing.assert_close(outside(tokens), whole, **same)
-        cache, parts = outside.new_cache(), []
+        cache = outside.new_cache()
+        parts = []
         for start, stop in ((0, 12), (12, 20), (20, 21), (21, 24)):
             mark = cache.mark()
             outside.forward_features(tokens[:, :5], cache=cache)
@@ -176,10 +177,8 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
         tmp_path, "<e>", eos="<e>", truncation_side="left", model_max_length=32
     )
     text = "The mill wheel turns again. " * 4
-    assert (
-        len(tokenizer.encode(text)) == len(text)
-        and tokenizer.decode(tokenizer.encode(text)) == text
-    )
+    assert len(tokenizer.encode(text)) == len(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (
         tokenizer.decode([tokenizer.vocab_size + 3, *tokenizer.encode("a")]) == "a"
     )  # a padded output layer
@@ -188,17 +187,18 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     prompt, answer, *_ = Template().draw(
         900, 0.5, np.random.default_rng(0), spaced, open_haystack("own", spaced)
     )
-    assert len(prompt) + len(answer) == 900 and prompt[prompt == spaced.bos_id].tolist() == [
-        spaced.bos_id
-    ]
-    assert "  " not in spaced.decode(prompt) and spaced.decode(answer).strip().isdigit()
+    assert len(prompt) + len(answer) == 900
+    assert prompt[prompt == spaced.bos_id].tolist() == [spaced.bos_id]
+    assert "  " not in spaced.decode(prompt)
+    assert spaced.decode(answer).strip().isdigit()
     refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
 
 
 def test_a_table_of_positions_is_the_limit(tmp_path, folders):
     folder = plain(tmp_path, positions=512)
     model = load(folder)
-    assert model.config.max_context == 512 and load(folders["llama"]).config.max_context is None
+    assert model.config.max_context == 512
+    assert load(folders["llama"]).config.max_context is None
     perplexity = EVALUATORS["perplexity"]
     assert perplexity().lengths_for(model) == (512,)  # default lengths end there
     with pytest.raises(
@@ -210,7 +210,9 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
     done = invoke(
         f"hf:{folder}", "passkey", "--lengths", "600", "--samples", 1, "--out", tmp_path / "out"
     )
-    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "512 positions" in done.stderr
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert "512 positions" in done.stderr
 
 
 @pytest.mark.slow
@@ -229,15 +231,15 @@ def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
     )
     assert (done := invoke(f"hf:{folders['llama']}", *words)).exit_code == 0, done.stderr
     (results,) = [json.loads(path.read_text()) for path in (out / "perplexity").glob("hf_*.json")]
-    assert results["label"] == f"hf:{folders['llama']}" and (out / "perplexity.paired.csv").exists()
+    assert results["label"] == f"hf:{folders['llama']}"
+    assert (out / "perplexity.paired.csv").exists()
 
 
 def test_modality_and_forced_forms(folders, tmp_path):
     llama = folders["llama"]
     assert modality_of(f"hf:{llama}") == modality_of(f"hf:text:{llama}") == "text"
-    assert (
-        find_outside(f"hf:text:{llama}")[::2] == ("text", llama) and find_outside("text_x") is None
-    )
+    assert find_outside(f"hf:text:{llama}")[::2] == ("text", llama)
+    assert find_outside("text_x") is None
     refuses("hf has no models of vision", find_outside, f"hf:vision:{llama}", error=CommandError)
     character_tokenizer("xyz", ["<e>"], eos="<e>").save_pretrained(tmp_path / "strange")
     refuses(
@@ -251,7 +253,8 @@ def test_modality_and_forced_forms(folders, tmp_path):
 def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
     def refused(word, *options):
         done = invoke(word, "perplexity", *options, "--out", tmp_path / "out")
-        assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert done.exit_code == 2, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr
 
     assert "no such folder" in refused(f"hf:{tmp_path}/nowhere", "--lengths", "64")
@@ -289,10 +292,8 @@ def test_documents_of_a_packed_row_do_not_see_one_another(kind):
     model = getattr(transformers, f"{kind}ForCausalLM")(
         getattr(transformers, f"{kind}Config")(**sizes)
     )
-    decoder, tokens = (
-        OutsideDecoder(zoo.adapt(model, "alibi"), "model"),
-        torch.randint(3, 60, (2, 20)),
-    )
+    decoder = OutsideDecoder(zoo.adapt(model, "alibi"), "model")
+    tokens = torch.randint(3, 60, (2, 20))
     apart = [decoder.forward_features(part) for part in (tokens[:, :12], tokens[:, 12:])]
     packed = decoder.packed_features(tokens, (torch.arange(20) % 12).expand(2, -1))
     torch.testing.assert_close(packed, torch.cat(apart, dim=1))
@@ -330,18 +331,17 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
     saved = type(saved)(type(saved.config)(**config)).eval()
     saved.load_state_dict(AutoModelForCausalLM.from_pretrained(folders["llama"]).state_dict())
     tokens = torch.randint(0, 256, (1, 300))
-    own, named = load(folders["llama"]), load(f"{folders['llama']}@{arm}")
+    own = load(folders["llama"])
+    named = load(f"{folders['llama']}@{arm}")
     torch.testing.assert_close(named(tokens), saved(tokens).logits)
-    assert named.config.tokenizer == own.config.tokenizer and outside_hash(named) != outside_hash(
-        own
-    )
+    assert named.config.tokenizer == own.config.tokenizer
+    assert outside_hash(named) != outside_hash(own)
     if arm.startswith("rope_parameters"):
         (target,) = find_targets(
             [f"hf:{folders['llama']}"], {"rope_parameters": {"rope_theta": 5e2}}, "cpu", "float32"
         )
-        assert torch.equal(target.model(tokens), named(tokens)) and target.label.endswith(
-            "rope_theta=500.0"
-        )
+        assert torch.equal(target.model(tokens), named(tokens))
+        assert target.label.endswith("rope_theta=500.0")
 
 
 @pytest.mark.slow
@@ -349,9 +349,12 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
 def test_recall_is_a_loop_over_transformers_own_model(folders):
     """Each question after its own whole reading; intervals of a paired comparison are t-intervals
     over documents."""
-    recall, arms = EVALUATORS["recall"], ("", "@yarn=2")
+    recall = EVALUATORS["recall"]
+    arms = ("", "@yarn=2")
     settings = recall.settings_class(lengths=(300, 600), questions=3, samples=3)
-    tokenizer, scores, own = load_tokenizer(f"hf:{folders['llama']}"), [], []
+    tokenizer = load_tokenizer(f"hf:{folders['llama']}")
+    scores = []
+    own = []
     for arm in arms:
         evaluator = recall(settings)
         model = load(folders["llama"] + arm)
@@ -367,7 +370,10 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
             rng = np.random.default_rng([settings.seed, cell.data["document"]])
             text, _, facts = state_facts(cell.data["text"].tokens, 600, 3, rng, tokenizer)
             for length in (300, 600):
-                stop, right, nats, exact = length - 600 + len(text), [], [], []
+                stop = length - 600 + len(text)
+                right = []
+                nats = []
+                exact = []
                 for fact in (fact for fact in facts if fact.end <= stop):
                     ids = np.concatenate([text[:stop], fact.question, fact.answer])
                     logits = (
@@ -393,10 +399,9 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
         plain, scaled = (
             np.array([x for a, n, x in own if (a, n) == (arm, length)]) for arm in arms
         )
-        middle, half = (
-            (scaled - plain).mean(),
-            4.302653 * (scaled - plain).std(ddof=1) / 3**0.5,
-        )  # t(0.975, 2)
+        # t(0.975, 2)
+        middle = (scaled - plain).mean()
+        half = 4.302653 * (scaled - plain).std(ddof=1) / 3**0.5
         row = rows["nats", length]
         assert row["units"] == 3
         assert [row[x] for x in ("difference", "low", "high")] == pytest.approx(
@@ -406,10 +411,12 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
 
 def test_dynamic_scaling_reads_each_length_afresh(folders):
     """What a longer text did to the angles is gone."""
-    model, recall = load(f"{folders['llama']}@ntk=2"), EVALUATORS["recall"]
+    model = load(f"{folders['llama']}@ntk=2")
+    recall = EVALUATORS["recall"]
     evaluator = recall(recall.settings_class(lengths=(300, 600), questions=3, samples=1))
     (cell,) = evaluator.cells(model)
-    assert cell.cost == 900 and evaluator.measure(model, cell)["found"][1]["nll_sum"]
+    assert cell.cost == 900
+    assert evaluator.measure(model, cell)["found"][1]["nll_sum"]
     first, again = (evaluator.measure(model, cell)["found"] for _ in range(2))
     assert all(a | {"seconds": 0} == b | {"seconds": 0} for a, b in zip(first, again, strict=True))
 
@@ -417,12 +424,11 @@ def test_dynamic_scaling_reads_each_length_afresh(folders):
 @pytest.mark.parametrize("arm", ["window=40", "soft=40,sinks=2"])
 def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
     model = load(f"{folders['llama']}@{arm}")
-    tokens, cache = torch.randint(0, 256, (1, 20 + 80 * model.config.num_layers)), model.new_cache()
+    tokens = torch.randint(0, 256, (1, 20 + 80 * model.config.num_layers))
+    cache = model.new_cache()
     with torch.inference_mode():
-        whole, changed = (
-            model(tokens),
-            model(torch.cat([tokens[:, :2], tokens[:, :18] * 0, tokens[:, 20:]], dim=1)),
-        )
+        whole = model(tokens)
+        changed = model(torch.cat([tokens[:, :2], tokens[:, :18] * 0, tokens[:, 20:]], dim=1))
         parts = [
             model.forward_features(tokens[:, part], cache=cache)
             for part in (slice(0, 70), slice(70, None))
@@ -462,8 +468,10 @@ def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
     """Opened by its name it is the model that was written; adapted, saved whole and generated
     from."""
     gguf = pytest.importorskip("gguf")
-    llama, file = as_llama(zoo_model), str(tmp_path / "tiny.gguf")
-    config, writer = llama.config, gguf.GGUFWriter(file, "llama")
+    llama = as_llama(zoo_model)
+    file = str(tmp_path / "tiny.gguf")
+    config = llama.config
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

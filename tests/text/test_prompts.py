@@ -36,16 +36,16 @@ def draw(template, length, depth, seed, tokenizer, haystack):
 def test_facts_stand_in_a_text_and_fill_its_length(kind):
     """At even depths, in their order, between the text's own tokens; the longest question and its
     answer fill the length."""
-    tokenizer, hay = TOKENIZERS[kind], opened("text", TOKENIZERS[kind]).texts[0]
+    tokenizer = TOKENIZERS[kind]
+    hay = opened("text", TOKENIZERS[kind]).texts[0]
     text, own, facts = state_facts(hay, 2500, 4, np.random.default_rng(4), tokenizer)
     assert len(text) + max(len(fact.question) + len(fact.answer) for fact in facts) == 2500
-    assert text[0] == tokenizer.bos_id and text[own].tolist() == hay[: own.sum()].tolist()
+    assert text[0] == tokenizer.bos_id
+    assert text[own].tolist() == hay[: own.sum()].tolist()
     for number, fact in enumerate(facts):
         before = tokenizer.decode(text[: fact.end])
-        assert (
-            tokenizer.decode(fact.answer).strip() in before[-60:]
-            and len(tokenizer.decode(fact.question)) > 9
-        )
+        assert tokenizer.decode(fact.answer).strip() in before[-60:]
+        assert len(tokenizer.decode(fact.question)) > 9
         assert fact.end / len(text) == pytest.approx(number / 3, abs=0.12)
     with pytest.raises(
         ValueError, match=r"length 60 is too short for 4 facts: their words take \d+ tokens"
@@ -59,12 +59,12 @@ def test_a_passage_holds_the_statement_and_the_question():
         prompt = Template("heldout", 5).draw(
             3000, depth, np.random.default_rng(3), tokenizer, opened("text", tokenizer)
         )
-        passage, size = prompt.passage(256), prompt.question_length
-        assert len(passage.tokens) + len(passage.answer) == 256 and prompt.passage(4000) is prompt
-        assert (
-            passage.tokens[0] == tokenizer.bos_id
-            and (passage.tokens[-size:] == prompt.tokens[-size:]).all()
-        )
+        passage = prompt.passage(256)
+        size = prompt.question_length
+        assert len(passage.tokens) + len(passage.answer) == 256
+        assert prompt.passage(4000) is prompt
+        assert passage.tokens[0] == tokenizer.bos_id
+        assert (passage.tokens[-size:] == prompt.tokens[-size:]).all()
         assert tokenizer.decode(prompt.answer) in tokenizer.decode(passage.tokens[1:-size])
     refuses("length 32 is too short for a passage", prompt.passage, 32)
 
@@ -81,12 +81,11 @@ PINNED |= {"bam": "8bd9da99"}
 
 def test_prompts_are_pinned():
     """A change here is a new version of the evaluators that use prompts."""
-    digests, tokenizer = {}, TOKENIZERS["bytes"]
+    digests = {}
+    tokenizer = TOKENIZERS["bytes"]
     for name in TEMPLATES:
-        template, digest = (
-            Template(name, 3 if name in GRAMMARS else 1),
-            hashlib.blake2b(digest_size=4),
-        )
+        template = Template(name, 3 if name in GRAMMARS else 1)
+        digest = hashlib.blake2b(digest_size=4)
         for hay in ("own", "grass"):
             for side in draw(template, 700, 0.4, 7, tokenizer, opened(hay, tokenizer)):
                 digest.update(side.tobytes())
@@ -97,7 +96,8 @@ def test_prompts_are_pinned():
 @pytest.mark.parametrize(("name", "facts"), [("own", 1), ("heldout", 5), ("bam", 1)])
 def test_too_short_a_length_names_what_is_needed(name, facts):
     tokenizer = TOKENIZERS["bpe-1k"]
-    template, haystack = Template(name, facts), opened("own", tokenizer)
+    template = Template(name, facts)
+    haystack = opened("own", tokenizer)
     words = rf"length 10 .*'{name}'.*facts={facts}: .*\d+ tokens"
     least = int(
         re.search(

@@ -16,7 +16,8 @@ from modalities.text.tokenizers import load_tokenizer
 datasets = pytest.importorskip("datasets")
 
 BYTES = load_tokenizer()
-FILES, ROWS = 4, 40
+FILES = 4
+ROWS = 40
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,8 @@ def train_texts(texts):
 
 @pytest.mark.slow
 def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
-    world, workers = 2, 2
+    world = 2
+    workers = 2
     texts = [f"<{n:03d}> " + "word " * 160 for n in range(160)]
     for file in range(4):
         (tmp_path / f"{file}.jsonl").write_text(
@@ -87,7 +89,9 @@ def test_resume_is_exact(spec, world, workers, stops):
         "seed": 3,
     }
     first = loader(spec, **options)
-    iterator, whole, states = iter(first), [], {}
+    iterator = iter(first)
+    whole = []
+    states = {}
     for number in range(max(stops) + 90):
         if number in stops:
             states[number] = json.loads(json.dumps(first.state_dict()))
@@ -96,9 +100,8 @@ def test_resume_is_exact(spec, world, workers, stops):
         second = loader(spec, **options)
         second.load_state_dict(state)
         for old, new in zip(whole[number : number + 90], islice(second, 90), strict=True):
-            assert torch.equal(old["tokens"], new["tokens"]) and torch.equal(
-                old["segments"], new["segments"]
-            )
+            assert torch.equal(old["tokens"], new["tokens"])
+            assert torch.equal(old["segments"], new["segments"])
             assert old["tokens"].dtype == new["tokens"].dtype == torch.int64
     if not workers and world == 1:  # the last stop lay beyond the first epoch
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
@@ -110,11 +113,9 @@ def test_documents_of_packed_rows_see_one_another(spec):
     )
     assert len(masked) == 3
     for one, other in zip(masked, packed, strict=True):
-        assert (
-            one["tokens"].equal(other["tokens"])
-            and one["segments"].any()
-            and not other["segments"].any()
-        )
+        assert one["tokens"].equal(other["tokens"])
+        assert one["segments"].any()
+        assert not other["segments"].any()
 
 
 def test_heldout_documents_of_a_stream(spec, texts):

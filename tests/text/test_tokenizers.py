@@ -37,7 +37,8 @@ def test_bytes():
         258,
     )
     ids = tokenizer.encode(TEXT)
-    assert ids.dtype == np.int64 and len(ids) == len(TEXT.encode())
+    assert ids.dtype == np.int64
+    assert len(ids) == len(TEXT.encode())
     assert tokenizer.decode(ids) == TEXT
     assert tokenizer.decode([256, 72, 105, 257, 258]) == "Hi"
     assert tokenizer.decode(tokenizer.encode("é")[:1]) == "\ufffd"
@@ -52,9 +53,9 @@ def test_shipped_vocabularies(name, entries):
     assert (tokenizer.name, tokenizer.vocab_size, special) == (name, entries, (0, 1, 2))
     every_byte = "".join(map(chr, range(0x250))) + "日本 😀 \x00 <|endoftext|> <|pad|>"
     ids = tokenizer.encode(every_byte + TEXT)
-    assert (
-        tokenizer.decode(ids) == every_byte + TEXT and ids.min() >= 3
-    )  # no special token is read out of text
+    # no special token is read out of text
+    assert tokenizer.decode(ids) == every_byte + TEXT
+    assert ids.min() >= 3
     assert [tokenizer.decode([i]) for i in tokenizer.encode("48213")] == list("48213")
     assert tokenizer.encode("The")[0] != tokenizer.encode(" The")[0]  # no space is added in front
     assert len(tokenizer.encode("the people of the United States")) < 12
@@ -113,10 +114,8 @@ def saved(folder: Path, special: bool) -> str:
     backend = Tokenizer(
         models.BPE(vocab={letter: n for n, letter in enumerate(alphabet)}, merges=[])
     )
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text in SPECIAL])
     backend.save(str(folder / "tokenizer.json"))
     return str(folder / "tokenizer.json")
@@ -136,6 +135,7 @@ def test_spelled_tokens_are_text(kind: str, tmp_path: Path) -> None:
     spelled = [*SPECIAL, "<s>", "</s>", "<bos>", "<eos>", "[CLS]"]
     for text in [*(f"the river {word} the mill" for word in spelled), TEXT]:
         ids = tokenizer.encode(text)
-        assert not special & set(ids.tolist()) and tokenizer.decode(ids) == text
+        assert not special & set(ids.tolist())
+        assert tokenizer.decode(ids) == text
         assert tokenizer.encode_many([text])[0].tolist() == ids.tolist()
         assert fast_tokenizer(spec)(text)["input_ids"] == [tokenizer.bos_id, *ids.tolist()]

@@ -34,10 +34,10 @@ def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> No
         "slow": "fast",
         "fast": "fast",
     }
-    assert stored["rows"][0]["ratio"] > 1 and stored["missing"] == {
-        "wide at S, forward": "too wide"
-    }
-    assert stored["failed"] == {"broken at S, forward": "KeyError: 'x'"} and rows.finish() == 1
+    assert stored["rows"][0]["ratio"] > 1
+    assert stored["missing"] == {"wide at S, forward": "too wide"}
+    assert stored["failed"] == {"broken at S, forward": "KeyError: 'x'"}
+    assert rows.finish() == 1
 
 
 def test_contenders_are_compared_with_float64() -> None:
@@ -69,8 +69,8 @@ def test_each_benchmark_records_what_it_prints(
     assert (
         bench.main([*command.split(), "--device", "cpu", "--seconds", "0", "--out", str(out)]) == 0
     )
-    stored, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert names <= {row["name"] for row in stored["rows"]} and all(
-        name in printed for name in names
-    )
+    stored = json.loads(out.read_text())
+    printed = capsys.readouterr().out
+    assert names <= {row["name"] for row in stored["rows"]}
+    assert all(name in printed for name in names)
     assert not stored["failed"]

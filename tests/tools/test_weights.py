@@ -21,11 +21,11 @@ def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:
     shipped = set()
     for group in weights.GROUPS.values():
         evaluators = find_modality(group.recipe.partition(".")[0]).evaluators
-        assert set(group.columns) <= set(evaluators) and group.against in ("", *group.methods)
+        assert set(group.columns) <= set(evaluators)
+        assert group.against in ("", *group.methods)
         for table in group.tables:
-            assert set(table.evaluators.split(",")) <= set(evaluators) and set(
-                table.methods
-            ) <= set(group.methods)
+            assert set(table.evaluators.split(",")) <= set(evaluators)
+            assert set(table.methods) <= set(group.methods)
         for method in group.methods:
             name = group.weights.format(method)
             assert find_recipe(group.recipe.format(method)).model.name == name.partition(".")[0]
@@ -54,10 +54,8 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
     weights.train("text", methods="goat,rope", jobs=1)
     words = f"text.goat_tiny text.rope_tiny --seeds 0,1,2 --out {tmp_path}/runs/text --jobs 1"
     assert asked == [f"train-seeds {words}"]
-    run, out = (
-        tmp_path / "runs/vision/vision.goat_ssmax_tiny-s2",
-        tmp_path / "benchmarks/vision_tiny",
-    )
+    run = tmp_path / "runs/vision/vision.goat_ssmax_tiny-s2"
+    out = tmp_path / "benchmarks/vision_tiny"
     (run / "model").mkdir(parents=True)
     out.mkdir(parents=True)
     name = "vision_goat_ssmax_tiny_patch8.glyphs"
@@ -69,7 +67,8 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
     entry = json.loads((tmp_path / "weights/manifest.json").read_text())[name]
     assert entry["measured"] == [{"size": 48, "top1": 0.7778}]
     card = (tmp_path / f"weights/{name}.md").read_text()
-    assert "0.7778" in card and f"priorzoo evaluate {name} resolution --sizes 48" in card
+    assert "0.7778" in card
+    assert f"priorzoo evaluate {name} resolution --sizes 48" in card
     with pytest.raises(typer.BadParameter, match="methods roper: expected some of"):
         weights.measure("text", methods="roper")
 
@@ -81,26 +80,25 @@ def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -
     (run / "recipe.json").write_text(json.dumps(dataclasses.asdict(find_recipe("text.alibi_tiny"))))
     (run / "environment.json").write_text('{"commit": "abc"}')
     weights.publish("text", methods="alibi")
-    entry, shipped = (
-        json.loads((tmp_path / "weights/manifest.json").read_text())[name],
-        manifest()[name],
-    )
-    assert set(entry) == set(shipped) - {"measured"} and entry["commit"] == "abc"
+    entry = json.loads((tmp_path / "weights/manifest.json").read_text())[name]
+    shipped = manifest()[name]
+    assert set(entry) == set(shipped) - {"measured"}
+    assert entry["commit"] == "abc"
     equal = {key for key in entry if entry[key] == shipped[key]}
     assert equal >= {"sha256", "bytes", "steps", "position", "tokens", "data"}
     assert (tmp_path / f"weights/{name}.safetensors").stat().st_size == entry["bytes"]
 
 
 def test_an_adapter_goes_into_the_package_with_its_scores(asked, tmp_path) -> None:
-    made, rows = tmp_path / "made", [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]
+    made = tmp_path / "made"
+    rows = [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]
     rows.append({"length": 128, "tokens_right_beyond": 0.5, "bits_per_byte": 1.5})
     shutil.copytree(find_folder("smollm2.soft"), made)
     (tmp_path / "recall.json").write_text(json.dumps({"rows": rows}))
     weights.adapter("smollm2.mine", made, tmp_path / "recall.json")
     record = json.loads((tmp_path / "weights/smollm2.mine/adapter.json").read_text())
-    assert (
-        record["measured"][0] == {"length": 64, "bits_per_byte": 1.2346}
-        and record["base"]["name"] == "smollm2"
-    )
+    assert record["measured"][0] == {"length": 64, "bits_per_byte": 1.2346}
+    assert record["base"]["name"] == "smollm2"
     card = (tmp_path / "weights/smollm2.mine/README.md").read_text()
-    assert "| 64 | 1.2346 | – |" in card and "| 128 | 1.5 | 0.5 |" in card
+    assert "| 64 | 1.2346 | – |" in card
+    assert "| 128 | 1.5 | 0.5 |" in card

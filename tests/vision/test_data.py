@@ -91,7 +91,8 @@ def test_every_sample_once_an_epoch(kind, world, workers, batches, micro_batch, 
         ):
             assert [n % 4 for n in numbers(batch)] == batch["targets"].tolist()
             shown += numbers(batch)
-    assert Counter(shown) == Counter(list(range(60)) * times) and shown != list(range(60)) * times
+    assert Counter(shown) == Counter(list(range(60)) * times)
+    assert shown != list(range(60)) * times
 
 
 @pytest.mark.parametrize("kind", ["wds", "folder"])
@@ -145,9 +146,8 @@ def test_resume_is_exact_to_the_byte(kind, workers, sources):
     expected = take(batches, 6)
     again.load_state_dict(state)
     for one, other in zip(expected, again, strict=False):
-        assert torch.equal(one["images"], other["images"]) and torch.equal(
-            one["targets"], other["targets"]
-        )
+        assert torch.equal(one["images"], other["images"])
+        assert torch.equal(one["targets"], other["targets"])
 
 
 def test_batches_neither_use_nor_change_the_programs_generators(sources):
@@ -156,7 +156,8 @@ def test_batches_neither_use_nor_change_the_programs_generators(sources):
     take(batches, 1)  # starting a DataLoader draws once
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     second = take(batches, 1)[0]
-    assert random.getstate() == before[0] and np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
     random.seed(9), np.random.seed(9), torch.manual_seed(9)
     assert torch.equal(take(build_loader(options, micro_batch=4), 2)[1]["images"], second["images"])
@@ -213,18 +214,16 @@ def test_a_training_decides_what_it_held_out():
     """The same for seeds and variants of a training, which differ in the rest of its data
     section."""
     data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
-    one, several = (
-        heldout_by(data),
-        Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]}),
-    )
-    assert several.source_name == "folder:a" and several.trained_range == (64, 128)
+    one = heldout_by(data)
+    several = Resolution(None, {**data, "shapes": ["64x64", "128x128", "64x144"]})
+    assert several.source_name == "folder:a"
+    assert several.trained_range == (64, 128)
     assert (
         Resolution(ResolutionSettings(source="glyphs-builtin"), data).source_name
         == "glyphs-builtin"
     )
-    assert (
-        one == heldout_by({**data, "seed": 2, "image_size": 48}) and heldout_name(one) == "folder:a"
-    )
+    assert one == heldout_by({**data, "seed": 2, "image_size": 48})
+    assert heldout_name(one) == "folder:a"
     assert (
         heldout_name(heldout_by({**data, "heldout_source": "folder:b"}))
         == "all of folder:b, classes of folder:a"
@@ -241,9 +240,12 @@ def test_the_built_in_letters(split, count, size, side):
         VisionDataConfig(source="glyphs-builtin", image_size=size), split=split, micro_batch=2
     )
     images = images.source.images
-    assert len(images) == count and images.classes == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    assert len(images) == count
+    assert images.classes == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     picture, label = images.read(27)
-    assert picture.size == (side, side) and picture.mode == "RGB" and label == 1
+    assert picture.size == (side, side)
+    assert picture.mode == "RGB"
+    assert label == 1
     assert (
         images.fingerprint == {"train": "5136a41ba6080f3e", "heldout": "23db3152d34eb315"}[split]
     )  # of stored cells
@@ -301,7 +303,8 @@ CONVERTED = {
 def test_every_kind_becomes_rgb(kind):
     data, colour = CONVERTED[kind]
     image = decode_image(data)
-    assert image.mode == "RGB" and image.size == (6, 4)
+    assert image.mode == "RGB"
+    assert image.size == (6, 4)
     assert np.abs(np.subtract(image.getpixel((0, 0)), colour)).max() <= (0 if "16" in kind else 3)
     assert kind != "alpha" or image.getpixel((5, 0)) == (255, 255, 255)
 
@@ -323,7 +326,8 @@ def test_exif_orientation_is_applied_once(form):
     )
 
 
-JPEG, PNG = encoded(picture(1, (80, 80)), "JPEG", quality=95), encoded(picture(1, (80, 80)))
+JPEG = encoded(picture(1, (80, 80)), "JPEG", quality=95)
+PNG = encoded(picture(1, (80, 80)))
 SKIPPED = {
     "empty": (b"", "empty"),
     "text": (b"<html>404 not found</html>", "unknown format"),
@@ -353,13 +357,13 @@ def test_the_largest_central_window_is_read():
     image = Image.new("RGB", (100, 100))
     image.paste(RED, (0, 25, 100, 75))
     pixels = preprocess(image, 48, 96, mean=(0, 0, 0), std=(1, 1, 1))
-    assert (255 * pixels).round().unique(dim=1).shape[1] == 1 and abs(
-        255 * pixels[0, 0, 0] - RED[0]
-    ) < 1
+    assert (255 * pixels).round().unique(dim=1).shape[1] == 1
+    assert abs(255 * pixels[0, 0, 0] - RED[0]) < 1
 
 
 def test_thin_pictures_take_no_memory():
     """Resizing 60000 × 2 pixels to a shorter side of 32 would make 30 million."""
     image = Image.new("RGB", (60_000, 2), "white")
     image.paste(RED, (29_999, 0, 30_001, 2))
-    assert limit_aspect(image).size == (16, 2) and limit_aspect(image).getpixel((8, 0)) == RED
+    assert limit_aspect(image).size == (16, 2)
+    assert limit_aspect(image).getpixel((8, 0)) == RED

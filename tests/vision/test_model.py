@@ -51,7 +51,8 @@ def without_gradients(request):
 
 
 def test_every_method_is_registered_in_every_size() -> None:
-    ours, timms = set(list_models("vision_*")), set(timm.list_models("vision_*"))
+    ours = set(list_models("vision_*"))
+    timms = set(timm.list_models("vision_*"))
     for size, method, ssmax in itertools.product(SIZES, list_grid_positions(), ("", "_ssmax")):
         assert f"vision_{method}{ssmax}_{size}" in ours & timms
     for name, millions in (
@@ -69,7 +70,8 @@ def test_every_method_is_registered_in_every_size() -> None:
 def test_weights_mean_the_same_at_any_size(name: str) -> None:
     """Neither an earlier image, nor the size that a model was built for, nor bf16 changes what
     weights say."""
-    model, rounded = moved(small(name)), small(name).bfloat16()
+    model = moved(small(name))
+    rounded = small(name).bfloat16()
     before = model(images())
     for height, width in ((8, 8), (16, 64), (96, 48)):
         assert model(torch.randn(2, 3, height, width)).shape == (2, 26)
@@ -90,7 +92,8 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
     picture = torch.randn(1, 3, 16, 32, dtype=torch.float64)
     swapped = picture.clone()
     swapped[..., :8, :8], swapped[..., 8:, 24:] = picture[..., 8:, 24:], picture[..., :8, :8]
-    one, other = model.forward_features(picture), model.forward_features(swapped)
+    one = model.forward_features(picture)
+    other = model.forward_features(swapped)
     order = torch.arange(10)
     order[[2, 9]] = order[
         [9, 2]
@@ -100,7 +103,8 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
     )
     if model.position_embedding is not None:  # prefix tokens have no place
         added = model.position_embedding(model.positions(16, 32), torch.zeros(1))
-        assert added[:, :2].abs().max() == 0 and added[:, 2:].abs().max() > 0
+        assert added[:, :2].abs().max() == 0
+        assert added[:, 2:].abs().max() > 0
 
 
 def test_sizes_and_configs_that_do_not_fit() -> None:
@@ -123,7 +127,8 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
     """By us and by timm: sums, methods by layer, another size and classifier, names of classes."""
     mixed = moved(small("vision_rope2d_mixed_ssmax_tiny_patch8", class_token=True))
     name = "layers.0.attention.rotary.omega"  # learned directions do not decay, and are stored in float32
-    assert name in mixed.no_weight_decay() and name in mixed.prior_parameters()
+    assert name in mixed.no_weight_decay()
+    assert name in mixed.prior_parameters()
     assert mixed.storable_state(torch.bfloat16)[name].dtype == torch.float32
     options = {
         "position": ["goat", "ggd2d"],
@@ -139,7 +144,8 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
         timm.models.save_for_hf(model, tmp_path / f"timm{n}", safe_serialization=True)
         theirs = timm.create_model(f"local-dir:{tmp_path / f'timm{n}'}", pretrained=True).eval()
         for again in (VisionTransformer.from_pretrained(tmp_path / f"ours{n}").eval(), theirs):
-            assert again.config == model.config and again.class_names == model.class_names
+            assert again.config == model.config
+            assert again.class_names == model.class_names
             assert torch.equal(again(images()), model(images()))
 
 
@@ -152,7 +158,8 @@ def test_offloaded_models_compute_what_they_compute_in_memory(
     model = moved(
         small(f"vision_{method}_ssmax_tiny_patch8", share_prior=shared, class_token=shared)
     )
-    expected, device = model(images()), torch.device("cpu")
+    expected = model(images())
+    device = torch.device("cpu")
     assert torch.equal(
         disk_offload(copy.deepcopy(model), tmp_path, execution_device=device)(images()), expected
     )
@@ -167,38 +174,39 @@ def test_timms_interface_and_gradients(name: str) -> None:
     everywhere."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=10, **SMALL, class_token=True)
-    cfg, modules = model.default_cfg, dict(model.named_modules())
-    assert (
-        cfg["input_size"] == (3, 48, 48)
-        and not cfg["fixed_input_size"]
-        and cfg["license"] == "apache-2.0"
-    )
-    assert cfg["classifier"] in modules and cfg["first_conv"] in modules
+    cfg = model.default_cfg
+    modules = dict(model.named_modules())
+    assert cfg["input_size"] == (3, 48, 48)
+    assert not cfg["fixed_input_size"]
+    assert cfg["license"] == "apache-2.0"
+    assert cfg["classifier"] in modules
+    assert cfg["first_conv"] in modules
     gradients = []
     for recompute in (False, True):
         model.set_grad_checkpointing(recompute)
         gradients.append(torch.autograd.grad(model(images()).square().sum(), [*model.parameters()]))
     torch.testing.assert_close(*gradients)
     model.eval()
-    features, pooled = (
-        model.forward_features(images()),
-        model.forward_head(model.forward_features(images()), True),
-    )
+    features = model.forward_features(images())
+    pooled = model.forward_head(model.forward_features(images()), True)
     torch.testing.assert_close(model.forward_head(features), model(images()))
-    assert pooled.shape == (2, model.head_hidden_size) and model.get_classifier().out_features == 10
+    assert pooled.shape == (2, model.head_hidden_size)
+    assert model.get_classifier().out_features == 10
     model.reset_classifier(0, "")
     assert model(images()).shape == features.shape
     refuses("'avg'", model.reset_classifier, 7, "max")
 
 
 def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypatch) -> None:
-    ours, theirs = create_model(TRAINED).eval(), timm.create_model(TRAINED, pretrained=True).eval()
+    ours = create_model(TRAINED).eval()
+    theirs = timm.create_model(TRAINED, pretrained=True).eval()
     assert torch.equal(ours(images()), theirs(images()))
     assert ours.class_names == theirs.class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     fresh = timm.create_model(
         TRAINED, pretrained=True, num_classes=3
     )  # another classifier on the same features
-    assert fresh(images()).shape == (2, 3) and fresh.class_names == ()
+    assert fresh(images()).shape == (2, 3)
+    assert fresh.class_names == ()
     torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
     damaged = {**catalog.manifest(), TRAINED: {**catalog.manifest()[TRAINED], "sha256": "0" * 64}}
     with monkeypatch.context() as patch:
@@ -228,7 +236,8 @@ def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
     model = timm.create_model(
         name, dynamic_img_size=True, strict_img_size=False, drop_rate=0.0, in_chans=1
     )
-    assert model.config.img_size == 48 and model.patch_embed.proj.in_channels == 1
+    assert model.config.img_size == 48
+    assert model.patch_embed.proj.in_channels == 1
     for options, size in (
         ({"img_size": 96}, 96),
         ({"img_size": 96, "pretrained": True}, 48),

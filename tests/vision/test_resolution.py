@@ -35,12 +35,13 @@ class Greys(ImageSet):
     """Images of one grey each, which is the class; the classes in turn."""
 
     def __init__(self, count=40, size=(64, 64), broken=(), groups=0):
-        self.count, self.size, self.broken, self.groups = count, size, broken, groups
-        self.spec, self.classes, self.fingerprint = (
-            "greys",
-            tuple(map(str, range(CLASSES))),
-            "greys",
-        )
+        self.count = count
+        self.size = size
+        self.broken = broken
+        self.groups = groups
+        self.spec = "greys"
+        self.classes = tuple(map(str, range(CLASSES)))
+        self.fingerprint = "greys"
 
     def __len__(self):
         return self.count
@@ -84,7 +85,8 @@ class Reader(nn.Module):
             "mean": (0.0,) * 3,
             "std": (1.0,) * 3,
         }
-        self.config, self.wrong = SimpleNamespace(**facts | config), wrong
+        self.config = SimpleNamespace(**facts | config)
+        self.wrong = wrong
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, images):
@@ -203,21 +205,22 @@ def test_a_larger_size_stands_beside_its_controls(images):
     images(count=64)
     evaluator = resolution(sizes=(16, 32), enlarged=True)
     small, large = evaluator.rows(dict(evaluator.run(Unsure())))
-    assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5 and large["gain"] == 0
-    assert large["multi_scale_top1"] == 1.0 and large["multi_scale_gain"] == -0.5
-    assert (
-        large["enlarged_top1"] == 0.5 and large["enlarged_gain"] == 0
-    )  # greys have nothing to lose
-    assert (
-        small["chance_top1"] == 1 / CLASSES
-        and not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
-    )
+    assert small["top1"] == large["top1"] == large["reduced_top1"] == 0.5
+    assert large["gain"] == 0
+    assert large["multi_scale_top1"] == 1.0
+    assert large["multi_scale_gain"] == -0.5
+    # greys have nothing to lose
+    assert large["enlarged_top1"] == 0.5
+    assert large["enlarged_gain"] == 0
+    assert small["chance_top1"] == 1 / CLASSES
+    assert not {"gain", "multi_scale_gain", "enlarged_gain"} & small.keys()
     apart = {row["control"]: (row["low"], row["high"]) for row in large["controls"]}
     assert list(apart) == ["reduced", "multi_scale", "enlarged"]
     assert apart["multi_scale"][0] < -0.5 < apart["multi_scale"][1] < 0
     images(count=64, groups=8)  # each of all eight classes, so all alike
     grouped = evaluator.rows(dict(evaluator.run(Unsure())))[1]
-    assert grouped["groups"] == 8 and all(math.isnan(row["low"]) for row in grouped["controls"])
+    assert grouped["groups"] == 8
+    assert all(math.isnan(row["low"]) for row in grouped["controls"])
 
 
 def test_logits_that_are_no_numbers_are_wrong(images):
@@ -229,9 +232,8 @@ def test_logits_that_are_no_numbers_are_wrong(images):
 
     images(count=64)
     small, large = rows(Infinite(), sizes=(16, 32)).values()
-    assert (
-        small["top1"] == 1.0 and large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
-    )
+    assert small["top1"] == 1.0
+    assert large["top1"] == large["top5"] == large["multi_scale_top1"] == 0.0
 
 
 VIT = "vit_tiny_patch16_224"
@@ -264,25 +266,30 @@ def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
         VIT, num_classes=3, checkpoint_path=f"{files}/vit.pth", dynamic_img_size=True
     ).eval()
     data = resolve_model_data_config(ours)
-    assert trained and data["crop_pct"] == 0.9
+    assert trained
+    assert data["crop_pct"] == 0.9
     for size in (160, 224):
         transform = create_transform(**{**data, "input_size": (3, size, size)})
-        right, nats = 0, 0.0
+        right = 0
+        nats = 0.0
         for label, name in enumerate("abc"):
             for path in sorted((files / "images" / "val" / name).iterdir()):
                 with torch.inference_mode():
                     logits = ours(transform(Image.open(path).convert("RGB"))[None])[0].log_softmax(
                         -1
                     )
-                right, nats = right + int(logits.argmax() == label), nats - float(logits[label])
-        assert rows[size]["images"] == 6 and rows[size]["top1"] == right / 6
+                right = right + int(logits.argmax() == label)
+                nats = nats - float(logits[label])
+        assert rows[size]["images"] == 6
+        assert rows[size]["top1"] == right / 6
         assert rows[size]["nll"] == pytest.approx(nats / 6, rel=1e-4)
 
 
 def test_a_model_of_one_size_refuses_another():
     model = OutsideClassifier(timm.create_model("mixer_s32_224", num_classes=4), "mixer_s32_224")
     with torch.inference_mode():
-        assert model(torch.rand(1, 3, 224, 224)).shape == (1, 4) and model.config.fixed
+        assert model(torch.rand(1, 3, 224, 224)).shape == (1, 4)
+        assert model.config.fixed
         refuses("takes images of 224×224 alone, not 96×96", model, torch.rand(2, 3, 96, 96))
 
 

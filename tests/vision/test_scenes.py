@@ -37,8 +37,10 @@ def scene(number, *, size=(96, 96), marked=1, spread=24):
     """Squares of 8 pixels whose red is 40 + 30 · category, on a grid of 8, the marked ones blue too
     and close together."""
     rng = np.random.default_rng(number)
-    rows, columns = size[0] // 8, size[1] // 8
-    pixels, fields = np.zeros((*size, 3), np.uint8), {"bbox": [], "category": [], "marked": []}
+    rows = size[0] // 8
+    columns = size[1] // 8
+    pixels = np.zeros((*size, 3), np.uint8)
+    fields = {"bbox": [], "category": [], "marked": []}
     corner = rng.integers([rows - spread // 8 + 1, columns - spread // 8 + 1])
     inside = [
         (corner[0] + r, corner[1] + c) for r in range(spread // 8) for c in range(spread // 8)
@@ -62,7 +64,9 @@ def scene(number, *, size=(96, 96), marked=1, spread=24):
 class Scenes(ImageSet):
     def __init__(self, count=12, **options):
         self.pictures = [scene(number, **options) for number in range(count)]
-        self.spec, self.classes, self.fingerprint = "squares", None, "squares"
+        self.spec = "squares"
+        self.classes = None
+        self.fingerprint = "squares"
 
     def __len__(self):
         return len(self.pictures)
@@ -88,14 +92,14 @@ def test_what_are_no_objects_is_skipped_by_reason():
 def test_windows_hold_the_marked_objects_and_lie_in_one_another():
     for number in range(4):
         image, fields = scene(number, size=(96, 160), marked=3)
-        objects, at = parse_objects(fields), tuple(np.random.default_rng(number).random(2))
+        objects = parse_objects(fields)
+        at = tuple(np.random.default_rng(number).random(2))
         inner = objects.boxes[objects.marked]
         for shape in ((24, 24), (40, 40), (56, 72), (96, 160)):
             window = np.array(window_on(image.size, objects, shape, at), float)
             for box in inner:
-                assert (window[:2] <= box[:2]).all() and (
-                    window[:2] + window[2:] >= box[:2] + box[2:]
-                ).all()
+                assert (window[:2] <= box[:2]).all()
+                assert (window[:2] + window[2:] >= box[:2] + box[2:]).all()
             inner = [window]
     apart = parse_objects({"bbox": [[0, 0, 8, 8], [80, 0, 8, 8]], "category": [0, 1]})
     for shape, message in (
@@ -175,7 +179,8 @@ def test_windows_without_a_mark_answer_0(stored):
     data = config(stored, unmarked=0.5, mean=(0, 0, 0), std=(1, 1, 1))
     batch = next(iter(MODALITY.loader(data, micro_batch=64)))
     marked = (batch["images"][:, 2] == 1).any((1, 2))
-    assert torch.equal(batch["targets"] > 0, marked) and 0.3 < marked.float().mean() < 0.7
+    assert torch.equal(batch["targets"] > 0, marked)
+    assert 0.3 < marked.float().mean() < 0.7
     assert (data.unaugmented().unmarked, config(stored).unmarked) == (0, 0)
 
 
@@ -194,7 +199,8 @@ def small(**options):
 
 
 def test_the_loss_is_the_class_tokens_and_the_maps(stored):
-    batch, model = next(iter(MODALITY.loader(config(stored), micro_batch=5))), small()
+    batch = next(iter(MODALITY.loader(config(stored), micro_batch=5)))
+    model = small()
     total, metrics = loss(model, batch)
     logits = model(batch["images"])
     here = batch["maps"][:, 4::8, 4::8].reshape(-1)
@@ -219,12 +225,11 @@ def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stor
 
 def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
     heldout = MODALITY.heldout(config(stored), samples=6, rank=0, world=1, micro_batch=4)
-    one, two = list(heldout), list(heldout)
+    one = list(heldout)
+    two = list(heldout)
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(one, two, strict=True))
-    assert (
-        sum(weight(batch)[0] for batch in one) == 6
-        and (one[-1]["maps"][one[-1]["targets"] < 0] == -1).all()
-    )
+    assert sum(weight(batch)[0] for batch in one) == 6
+    assert (one[-1]["maps"][one[-1]["targets"] < 0] == -1).all()
 
 
 class Oracle(nn.Module):
@@ -240,7 +245,9 @@ class Oracle(nn.Module):
 
     def __init__(self, *, noisy=False, wrong=False):
         super().__init__()
-        self.weight, self.noisy, self.wrong = nn.Parameter(torch.zeros(1)), noisy, wrong
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.noisy = noisy
+        self.wrong = wrong
         facts = {"train_size": (32, 32), "patch_size": 8, "num_classes": CLASSES + 1}
         self.config = SimpleNamespace(
             **facts, class_token=True, global_pool="", mean=(0.0,) * 3, std=(1.0,) * 3
@@ -286,14 +293,13 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
     main = evaluator.main
     assert [row["size"] for row in rows] == [32, 64, 96]
     for row in rows:
-        assert (
-            row["canvases"] == 12
-            and row["groups"] == 4
-            and row["skipped"] == 0
-            and row[main] == 1.0
-        )
+        assert row["canvases"] == 12
+        assert row["groups"] == 4
+        assert row["skipped"] == 0
+        assert row[main] == 1.0
         assert row[f"tiled_{main}"] == 1.0 or name != "map"
-        assert row[f"chance_{main}"] < 1 and row[f"{main}_standard_error"] == 0
+        assert row[f"chance_{main}"] < 1
+        assert row[f"{main}_standard_error"] == 0
         assert row["size"] == 32 or row[f"reduced_{main}"] < 1
         best = max(row[f"{reading}_{main}"] for reading in evaluator.readings[1:])
         assert row["gain"] == pytest.approx(row[main] - best)
@@ -365,7 +371,8 @@ def test_mean_iou_against_a_confusion_matrix(opened):
     paired = [row for row in evaluator.paired(results, "nope") if row["score"] == "miou"]
     for row, noisy, exact in zip(paired, *(result.rows for result in results), strict=True):
         assert (row["value"], row["against_value"]) == pytest.approx((noisy["miou"], exact["miou"]))
-        assert row["units"] == 4 and row["low"] < row["difference"] < row["high"] < 0
+        assert row["units"] == 4
+        assert row["low"] < row["difference"] < row["high"] < 0
 
 
 def test_a_model_that_cannot_be_asked_is_refused(opened, stored):

@@ -52,15 +52,15 @@ def test_what_a_folder_holds_out(tmp_path):
     """A tenth by names, its part called validation, or all of it."""
     spec = f"folder:{write_folder(tmp_path / 'one', 'abcd', 200)}"
     train, heldout = (open_images(spec, split) for split in ("train", "heldout"))
-    assert len(train) + len(heldout) == 200 == heldout.among and 10 <= len(heldout) <= 32
+    assert len(train) + len(heldout) == 200 == heldout.among
+    assert 10 <= len(heldout) <= 32
     assert not set(train.paths.tolist()) & set(heldout.paths.tolist())
     # Shipped weights depend on these places.
     assert heldout_places((f"row {n}" for n in range(17)), "heldout") == [0, 1, 5, 16]
     note = Resolution(ResolutionSettings(source=spec)).note
     whole = note.split("'")[1]
-    assert (
-        f"{len(heldout)} of the 200 pictures" in note and len(open_images(whole, "heldout")) == 200
-    )
+    assert f"{len(heldout)} of the 200 pictures" in note
+    assert len(open_images(whole, "heldout")) == 200
     refuses("is held out as a whole", open_images, whole, "train")
     write_folder(tmp_path / "a/train", "abcd", 8)
     refuses("set heldout_source", opened, f"folder:{tmp_path}/a")
@@ -110,7 +110,8 @@ def test_hidden_names_and_links_and_copies(tmp_path):
     (folder / "dog/up").symlink_to(folder)
     (folder / "dog/again.png").symlink_to(folder / "dog/001.png")
     images = open_images(f"folder:{folder}", "all")
-    assert images.paths.tolist() == clean and len(clean) == 60
+    assert images.paths.tolist() == clean
+    assert len(clean) == 60
     assert images.classes == class_names(f"folder:{folder}") == ("cat", "dog")
     assert sorted(reason for reason, _ in images.problems) == [
         "linked folder in a class",
@@ -121,7 +122,8 @@ def test_hidden_names_and_links_and_copies(tmp_path):
             shutil.copy(path, path.with_name(f"{path.stem}-copy.png"))
     parts = (open_images(f"folder:{folder}", split) for split in ("train", "heldout"))
     train, heldout = ({part.read(n)[0] for n in range(len(part))} for part in parts)
-    assert heldout and not train & heldout
+    assert heldout
+    assert not train & heldout
 
 
 def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
@@ -141,9 +143,8 @@ def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
         config(f"wds:{tmp_path}/a/part-{{000..001}}.tar", shuffle_buffer=64), micro_batch=12
     )
     batch = take(loader, 1)[0]
-    assert (
-        set(numbers(batch)) == {0, 7, 9, 10, 11} and batch["targets"][numbers(batch).index(7)] == 3
-    )
+    assert set(numbers(batch)) == {0, 7, 9, 10, 11}
+    assert batch["targets"][numbers(batch).index(7)] == 3
     reasons = ("no label", "bad label", "label out of range", "no image", "empty", "truncated")
     assert set(loader.report.skipped) == set(reasons)
     assert loader.report.names["no label"].endswith("part-000.tar:0001")
@@ -171,7 +172,8 @@ def test_a_name_twice_is_an_error(names, tmp_path):
 def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
     write_shards(tmp_path, [3, 5], indexed=False)
     pattern = f"{tmp_path}/part-{{000..001}}.tar"
-    assert open_shards("x", pattern).counts == (3, 5) and open_shards("x", pattern).classes is None
+    assert open_shards("x", pattern).counts == (3, 5)
+    assert open_shards("x", pattern).classes is None
     rows = [{"file": "part-000.tar", "samples": 4}, {"file": "part-001.tar", "samples": 5}]
     write_json(tmp_path / "index.json", {"shards": rows})
     for read in (lambda spec: take(build_loader(config(spec), micro_batch=9), 1), opened):
@@ -200,7 +202,8 @@ def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
 
 def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
     """Labels and pictures that change may leave a tar's size as it was."""
-    prints, path = set(), tmp_path / "a.tar"
+    prints = set()
+    path = tmp_path / "a.tar"
     for number, label in ((1, b"0"), (2, b"0"), (2, b"1")):
         write_tar(path, [("0000", {"png": encoded(solid(number)), "cls": label})])
         prints.add(open_shards("x", str(path)).fingerprint)
@@ -212,7 +215,8 @@ def _saved(folder, *names, **columns):
     + n."""
     import datasets
 
-    image, label = columns.get("image", "image"), columns.get("label", "label")
+    image = columns.get("image", "image")
+    label = columns.get("label", "label")
     features = datasets.Features(
         {image: datasets.Image(), label: datasets.ClassLabel(names=["x", "y"])}
     )
@@ -228,7 +232,8 @@ def _saved(folder, *names, **columns):
 
 
 def _shown(spec, split):
-    images, shown = open_images(spec, split), set()
+    images = open_images(spec, split)
+    shown = set()
     for n in range(len(images)):
         with contextlib.suppress(BadImage):  # the last row of a part has no image
             red, green, _ = decode_image(images.read(n)[0]).getpixel((0, 0))
@@ -237,19 +242,16 @@ def _shown(spec, split):
 
 
 def test_what_is_trained_on_is_never_held_out(tmp_path):
-    one, two = set(range(30)), set(range(100, 130))
+    one = set(range(30))
+    two = set(range(100, 130))
     hashed = set(heldout_places((f"row {n}" for n in range(30)), "heldout"))
-    alone, both = (
-        _saved(tmp_path / "alone", "train"),
-        _saved(tmp_path / "both", "train", "validation"),
-    )
+    alone = _saved(tmp_path / "alone", "train")
+    both = _saved(tmp_path / "both", "train", "validation")
     assert (_shown(alone, "train"), _shown(alone, "heldout")) == (one - hashed, hashed)
     for spec in (f"{both}:train", both):
         assert (_shown(spec, "train"), _shown(spec, "heldout")) == (one, two)
-    assert (
-        _shown(f"{alone}?split=heldout", "heldout") == one
-        and _shown(f"{both}:validation", "heldout") == two
-    )
+    assert _shown(f"{alone}?split=heldout", "heldout") == one
+    assert _shown(f"{both}:validation", "heldout") == two
     refuses("names a held-out split", open_images, f"{both}:validation", "train")
 
 

@@ -33,7 +33,8 @@ def test_transformers_alone_does_not_load_a_folder_without_its_priors(tmp_path: 
             auto.from_pretrained(tmp_path)
     refuses("no adapted model", zoo.load_adapted, tmp_path / "none")
     loaded = zoo.load_adapted(tmp_path)
-    assert loaded.config.model_type == "llama" and loaded.config.vocab_size == 40
+    assert loaded.config.model_type == "llama"
+    assert loaded.config.vocab_size == 40
     assert (
         pickle.loads(pickle.dumps(copy.deepcopy(loaded.config))).to_json_string()
         == model.config.to_json_string()
@@ -62,7 +63,8 @@ def test_a_tensor_that_is_missing_is_named(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "OPT"])
 @torch.inference_mode()
 def test_reading_past_the_table_of_positions(kind: str) -> None:
-    make, config = getattr(transformers, f"{kind}Model"), getattr(transformers, f"{kind}Config")
+    make = getattr(transformers, f"{kind}Model")
+    config = getattr(transformers, f"{kind}Config")
     torch.manual_seed(0)
     model = zoo.adapt(
         make(config(**SIZES, max_position_embeddings=16)), "alibi", keep_rope=False
@@ -134,7 +136,8 @@ def test_an_adapter_has_all_but_the_base(
     files = [
         (tmp_path / name / "adapter.safetensors").read_bytes() for name in ("adapter", "again")
     ]
-    assert files[0] == files[1] and len(files[0]) < 30_000
+    assert files[0] == files[1]
+    assert len(files[0]) < 30_000
     merged = zoo.load_adapted(tmp_path / "again", base=str(tmp_path / "moved"), merge=True)
     assert not [name for name, _ in merged.named_parameters() if "lora_" in name]
     torch.testing.assert_close(merged(tokens).logits, loaded(tokens).logits, rtol=1e-4, atol=1e-5)
@@ -156,7 +159,8 @@ def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -
     model = open_released(
         str(create_base("gemma3_text", tmp_path)), {"soft": "9", "sinks": "2"}
     ).eval()
-    tokens, options = torch.randint(3, 40, (1, 4)), dict(do_sample=False, eos_token_id=None)
+    tokens = torch.randint(3, 40, (1, 4))
+    options = dict(do_sample=False, eos_token_id=None)
     written = model.generate(tokens, max_new_tokens=4, **options)
     assert torch.equal(
         model.generate(tokens, max_new_tokens=4, use_cache=False, **options), written
@@ -194,9 +198,8 @@ def test_adapters_that_ship() -> None:
     for folder in (zoo.adapters.WEIGHTS / name for name in shipped):
         record = read_object(folder / "adapter.json")
         assert sum(file.stat().st_size for file in folder.iterdir()) < 20e6
-        assert (
-            "/" not in record["base"]["name"] and "base_model" in (folder / "README.md").read_text()
-        )
+        assert "/" not in record["base"]["name"]
+        assert "base_model" in (folder / "README.md").read_text()
 
 
 def test_a_name_is_an_adapter_and_its_base(

@@ -125,7 +125,8 @@ def disturb(model: nn.Module, std: float = 0.5) -> None:
     [(name, ("ggd_goat", "ggd", "goat")[n % 3]) for n, name in enumerate(EVERY)],
 )
 def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
-    model, given = make(name), input_of(name)
+    model = make(name)
+    given = input_of(name)
     before = output(model, given).detach()
     position = "ggd2d" if position == "ggd" and name not in LINES else position
     zoo.adapt(model, position)
@@ -144,11 +145,13 @@ def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
     """Against the model itself with K as an additive mask, in float64 where its experts are
     served."""
     dtype, limit = (torch.float32, 1e-6) if name == "gpt_oss" else (torch.float64, 1e-9)
-    model, given = make(name).to(dtype), input_of(name)
+    model = make(name).to(dtype)
+    given = input_of(name)
     adapted = zoo.adapt(copy.deepcopy(model), "ggd" if name == "gpt_oss" else "ggd_goat").to(dtype)
     disturb(adapted)
     layer = next(m for m in adapted.modules() if isinstance(m, LayerPrior))
-    line, causal = Positions.line(given.shape[1]), name in DECODERS
+    line = Positions.line(given.shape[1])
+    causal = name in DECODERS
     bias = layer.prior.log_prior(line, line, causal=causal).detach().to(dtype)
     bias -= (
         0.0 if layer.level is None else layer.level[:, None, None]
@@ -161,14 +164,17 @@ def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vit", "siglip", "dinov2", "dinov3", "timm"])
 def test_a_prior_of_images_is_on_their_grid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, attend, shapes = input_of(name).double(), LayerPrior.attend, []
+    given = input_of(name).double()
+    attend = LayerPrior.attend
+    shapes = []
     adapted = zoo.adapt(make(name).double(), "ggd_goat").double()
     disturb(adapted)
 
     def checked(
         module: LayerPrior, without: Any, q: Tensor, k: Tensor, v: Tensor, at: Any, **options: Any
     ) -> Tensor:
-        result, prefix = attend(module, without, q, k, v, at, **options), at[1].num_prefix
+        result = attend(module, without, q, k, v, at, **options)
+        prefix = at[1].num_prefix
         bias = module.prior.log_prior(*at, causal=False)[0]
         bias[:, prefix:, prefix:] -= module.level[:, None, None]
         torch.testing.assert_close(
@@ -224,7 +230,8 @@ def test_packed_documents_are_documents_alone(
     """By kernels without a T × S mask, with the numbers and gradients of one."""
     model = zoo.adapt(make("llama"), "ggd_goat", options=options, ssmax=True)
     disturb(model)
-    given, masks = input_of("llama", batch=1, length=20), []
+    given = input_of("llama", batch=1, length=20)
+    masks = []
     at = torch.cat([torch.arange(12), torch.arange(8)])[None]
     attention = layer.prior_attention
     monkeypatch.setattr(
@@ -232,11 +239,9 @@ def test_packed_documents_are_documents_alone(
     )
     packed = output(model, given, position_ids=at, use_cache=False)
     apart = torch.cat([output(model, given[:, :12]), output(model, given[:, 12:])], dim=1)
-    assert (
-        (packed - apart).abs().max() < 1e-4
-        and masks
-        and not any(mask is not None for mask in masks)
-    )
+    assert (packed - apart).abs().max() < 1e-4
+    assert masks
+    assert not any(mask is not None for mask in masks)
     grads = []
     for documents in (hf._documents, lambda *_: None):
         monkeypatch.setattr(hf, "_documents", documents)
@@ -245,7 +250,8 @@ def test_packed_documents_are_documents_alone(
         grads.append(
             torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         )
-    assert masks[-1] is not None and (grads[0] - grads[1]).abs().max() < 1e-5 * grads[1].abs().max()
+    assert masks[-1] is not None
+    assert (grads[0] - grads[1]).abs().max() < 1e-5 * grads[1].abs().max()
 
 
 @pytest.mark.parametrize("change", [(15, 3, True), (5, 4, False), (19, 11, True)], ids=str)
@@ -255,7 +261,8 @@ def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
     ids = torch.tensor([0] * 12 + [12] * 8)
     mask = (ids[:, None] == ids).tril()[None, None].clone()
     positions = hf._documents(mask)
-    assert positions is not None and torch.equal(positions.within, (torch.arange(20) - ids)[None])
+    assert positions is not None
+    assert torch.equal(positions.within, (torch.arange(20) - ids)[None])
     row, key, shown = change
     mask[0, 0, row, key] = shown
     window = torch.ones(20, 20, dtype=torch.bool).tril().triu(-5)[None, None]
@@ -319,7 +326,8 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
     assert (
         len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     )  # others can read the weights too
-    loaded, given = zoo.load_adapted(tmp_path).eval(), input_of(name)
+    loaded = zoo.load_adapted(tmp_path).eval()
+    given = input_of(name)
     assert torch.equal(output(loaded, given), output(model, given))
     assert json.loads((tmp_path / "config.json").read_text())["priorzoo"]["options"] == {
         "spectral": {"rank": 3}
@@ -359,10 +367,12 @@ def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
 
 def test_a_fused_optimiser_moves_priors_alone() -> None:
     """Trainer's default; it gives parameters no new version."""
-    model, given = zoo.adapt(make("llama"), "ggd_goat", train="priors"), input_of("llama")
+    model = zoo.adapt(make("llama"), "ggd_goat", train="priors")
+    given = input_of("llama")
     start = output(model, given).detach()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert trained and all(".position_bias." in name for name in trained)
+    assert trained
+    assert all(".position_bias." in name for name in trained)
     optimiser = torch.optim.AdamW(trained.values(), lr=0.1, fused=True)
     for _ in range(2):
         model(given, labels=given).loss.backward()
@@ -378,7 +388,8 @@ def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
     decayed = transformers.Trainer.get_decay_parameter_names(
         None, zoo.adapt(make("llama"), "ggd_goat")
     )
-    assert decayed and not any(".position_bias." in name for name in decayed)
+    assert decayed
+    assert not any(".position_bias." in name for name in decayed)
     images = zoo.adapt(make("timm"), "ggd_goat")
     groups = timm.optim.create_optimizer_v2(images, "adamw", lr=1e-3, weight_decay=0.1).param_groups
     priors = {id(p) for n, p in images.named_parameters() if ".position_bias." in n}
@@ -388,7 +399,9 @@ def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
 
 
 def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
-    model, tokens, grads = zoo.adapt(make("llama"), "ggd_goat").train(), input_of("llama"), []
+    model = zoo.adapt(make("llama"), "ggd_goat").train()
+    tokens = input_of("llama")
+    grads = []
     disturb(model)
     for switch in (model.gradient_checkpointing_enable, model.gradient_checkpointing_disable):
         switch()
@@ -397,13 +410,15 @@ def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
         grads.append(
             model.model.layers[0].self_attn.position_bias.prior.ggd.theta_beta.grad.clone()
         )
-    assert grads[0].any() and (grads[0] - grads[1]).abs().max() < 1e-6
+    assert grads[0].any()
+    assert (grads[0] - grads[1]).abs().max() < 1e-6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "llama"])
 def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
-    model, given = zoo.adapt(make(name), "ggd_goat"), input_of(name)
+    model = zoo.adapt(make(name), "ggd_goat")
+    given = input_of(name)
     disturb(model)
     mask = torch.ones_like(given)
     mask[0, :5] = 0
@@ -472,7 +487,8 @@ def test_no_prior_is_left_out_by_another_implementation() -> None:
 
 
 def test_a_copy_of_a_prior_reads_the_images_of_its_model() -> None:
-    model, given = zoo.adapt(make("timm"), "alibi"), input_of("timm")
+    model = zoo.adapt(make("timm"), "alibi")
+    given = input_of("timm")
     before = output(model, given)
     for block in model.blocks:  # as PEFT's modules_to_save does
         block.attn.position_bias = copy.deepcopy(block.attn.position_bias)

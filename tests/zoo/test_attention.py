@@ -22,7 +22,9 @@ from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.priors.base import PriorTerms, RelativeTable
 from zoo.priors.sums import Compose
 
-HEADS, HEAD_WIDTH, LANES = 4, 8, 3
+HEADS = 4
+HEAD_WIDTH = 8
+LANES = 3
 # "triton" and "flash" compute below float64: tests/zoo/test_triton_attention.py,
 # tests/zoo/test_dispatch.py.
 FAST = [name for name in KERNELS if name not in ("reference", "triton", "flash")]
@@ -103,7 +105,8 @@ def build(
 ) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Leaves (float64) and the keyword arguments that are no leaves."""
     torch.manual_seed(0)
-    groups, batch = min(case.groups, heads), 2
+    groups = min(case.groups, heads)
+    batch = 2
     leaves = {
         "q": torch.randn(batch, heads, case.queries, width),
         "k": torch.randn(batch, groups, case.keys, width),
@@ -145,7 +148,8 @@ def terms_of(leaves: dict[str, Tensor], grid: tuple[int, int, int] | None = None
         pos = Positions.grid(height, width, num_prefix=prefix)
         terms = replace(terms, table=RelativeTable.grid(leaves["table"], pos))
     elif "table" in leaves:
-        queries, keys = leaves["q"].shape[2], leaves["k"].shape[2]
+        queries = leaves["q"].shape[2]
+        keys = leaves["k"].shape[2]
         places = Positions.line(queries, offset=max(keys - queries, 0)), Positions.line(keys)
         lowest = places[0].offset - (keys - 1)
         terms = replace(terms, table=RelativeTable.line(leaves["table"], *places, center=-lowest))
@@ -333,24 +337,30 @@ def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
 
 def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
     """FIRE makes its bias a block of rows at a time."""
-    prior, line = create_prior("fire", num_heads=4, train_context=9), Positions.line(37)
-    terms, dense = prior(line, line, causal=True), torch.randn(1, 4, 37, 37)
+    prior = create_prior("fire", num_heads=4, train_context=9)
+    line = Positions.line(37)
+    terms = prior(line, line, causal=True)
+    dense = torch.randn(1, 4, 37, 37)
     for both in (terms + PriorTerms(bias=dense), PriorTerms(bias=dense) + terms):
         torch.testing.assert_close(both.dense(), terms.dense() + dense)
         torch.testing.assert_close(both.of_heads([1, 2]).dense(), (terms.dense() + dense)[:, 1:3])
-        assert both.bias.shape == (1, 4, 37, 37) and both.bias.requires_grad
+        assert both.bias.shape == (1, 4, 37, 37)
+        assert both.bias.requires_grad
     torch.testing.assert_close(
         terms.bias.padded(3, 5).block(slice(1, 3), slice(3, 40), 37), terms.dense()[:, 1:3]
     )
 
 
 def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
-    q, bias = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 5)
+    q = torch.randn(1, 2, 5, 8)
+    bias = torch.randn(1, 2, 5, 5)
     bias[:, :, 2] = -torch.inf
     bias.requires_grad_()
     out = prior_attention(q, q, q, PriorTerms(bias=bias), causal=False)
     [grad] = torch.autograd.grad(out.sum(), bias)
-    assert not out[:, :, 2].any() and out.isfinite().all() and grad.isfinite().all()
+    assert not out[:, :, 2].any()
+    assert out.isfinite().all()
+    assert grad.isfinite().all()
 
 
 def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
@@ -365,7 +375,8 @@ def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
         torch.tensor([[0, -100.2, -100, 0]]), torch.tensor([1]), torch.tensor([0, 1]), 1, origin=2
     )
     for table, kernel in ((grid, "sdpa"), (line, "sdpa"), (line, "toeplitz")):
-        q, terms = k[:, :, : len(table.q_code)], PriorTerms(table=table)
+        q = k[:, :, : len(table.q_code)]
+        terms = PriorTerms(table=table)
         for tracked in (False, True):
             out = prior_attention(
                 q.detach().requires_grad_(tracked), k, v, terms, causal=table is line, kernel=kernel

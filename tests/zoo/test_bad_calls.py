@@ -18,7 +18,11 @@ from zoo import Positions, compose, create_prior, prior_attention
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
 
-BATCH, HEADS, QUERIES, KEYS, WIDTH = 2, 4, 5, 9, 8
+BATCH = 2
+HEADS = 4
+QUERIES = 5
+KEYS = 9
+WIDTH = 8
 PRIORS: dict[str, dict[str, Any]] = {
     "ggd": {},
     "goat": {"train_context": 8},
@@ -133,10 +137,8 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
 
 
 def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
-    goat, t5 = (
-        create_prior("goat", num_heads=HEADS, train_context=8),
-        create_prior("t5", num_heads=HEADS),
-    )
+    goat = create_prior("goat", num_heads=HEADS, train_context=8)
+    t5 = create_prior("t5", num_heads=HEADS)
     refuses("part '1' of a composed prior must be", compose, goat, "ggd")
     line = Positions.line(KEYS)
     with pytest.raises(ValueError, match="one has causal=True, the other causal=False"):

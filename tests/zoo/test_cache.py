@@ -18,7 +18,8 @@ from zoo.priors import Prior
 
 def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
     segments = torch.tensor([[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 2]])
-    cache, found = KVCache(1), []
+    cache = KVCache(1)
+    found = []
     for part in segments.split([3, 1, 2, 1], dim=1):
         positions, held = cache.positions(part.shape[1], part)
         assert positions.offset == cache.length
@@ -37,7 +38,8 @@ def test_cropped_and_with_other_rows(name: str) -> None:
     model = create_model(
         f"text_{name}_ssmax_tiny", num_layers=2, dim=64, num_heads=2, hidden_dim=64
     ).eval()
-    ids, rows = torch.randint(0, 256, (3, 90)), torch.tensor([2, 0, 0, 1])
+    ids = torch.randint(0, 256, (3, 90))
+    rows = torch.tensor([2, 0, 0, 1])
     segments = torch.zeros_like(ids)
     segments[1, :7] = -1
     cache = model.new_cache(100)
@@ -62,22 +64,23 @@ def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = Fa
     """A cache's outputs for the three tokens after `length`, those of the oracle, and the logits
     that were left out."""
     torch.manual_seed(0)
-    heads, total = prior.num_heads, length + 3
+    heads = prior.num_heads
+    total = length + 3
     q, k, v = (
         0.3 * torch.randn(2, n, total, 16, dtype=torch.float64) for n in (heads, groups, groups)
     )
-    x, line = torch.randn(2, total, WIDTH, dtype=torch.float64), Positions.line(total)
+    x = torch.randn(2, total, WIDTH, dtype=torch.float64)
+    line = Positions.line(total)
     scale = (
         torch.linspace(0.5, 2, total, dtype=torch.float64).repeat(1, heads, 1) if scaled else None
     )
-    cache, got = KVCache(1), []
+    cache = KVCache(1)
+    got = []
     with skipping(True) as tally:
         for part in (slice(0, length), *(slice(n, n + 1) for n in range(length, total))):
             cache.reserve(part.stop - part.start)
-            positions, last = (
-                cache.positions(part.stop - part.start, None)[0],
-                slice(part.stop - 1, part.stop),
-            )
+            positions = cache.positions(part.stop - part.start, None)[0]
+            last = slice(part.stop - 1, part.stop)
             options = dict(query_scale=None if scale is None else scale[..., last], **more)
             inputs = x[:, part], q[:, :, last], k[:, :, part], v[:, :, part]
             got.append(cache.layers[0].attend(prior, *inputs, positions, **options))
@@ -131,7 +134,8 @@ def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
 def test_a_key_that_takes_the_place_of_a_dropped_one_is_read() -> None:
     """One huge key, at the place of one that the bound on norms had counted."""
     torch.manual_seed(0)
-    prior, cache = decaying("alibi"), KVCache(1)
+    prior = decaying("alibi")
+    cache = KVCache(1)
     q, k, v = (0.1 * torch.randn(1, 2, 5002, 16) for _ in range(3))
 
     def attend(part: slice) -> torch.Tensor:

@@ -22,7 +22,8 @@ def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
 
 def test_list_takes_a_pattern() -> None:
     done = invoke("list", "text_kerple*_tiny")
-    assert done.exit_code == 0 and done.output.split() == [
+    assert done.exit_code == 0
+    assert done.output.split() == [
         "text_kerple_ssmax_tiny",
         "text_kerple_tiny",
     ]
@@ -36,7 +37,8 @@ def test_a_reader_that_goes_away_is_141() -> None:
     words = [sys.executable, "-m", "priorzoo", "show", "text_alibi_tiny"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait() == 141
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
 
 
 def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
@@ -45,26 +47,28 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
         "text_alibi_tiny", num_layers=1, tokenizer="[/b]:dna:\x1b[31m.json"
     ).save_pretrained(folder)
     shown = invoke("show", folder)
-    assert shown.exit_code == 0 and "\x1b" not in shown.output
-    assert r"a[red]:dna:\x1b]0;t\x07" in shown.output and r"[/b]:dna:\x1b[31m.json" in shown.output
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.output
+    assert r"a[red]:dna:\x1b]0;t\x07" in shown.output
+    assert r"[/b]:dna:\x1b[31m.json" in shown.output
 
 
 def test_show_prints_parameters_of_any_size_and_the_card() -> None:
     done = invoke("show", "text_ggd_ssmax_tiny.facts")
     total = sum(p.numel() for p in create_model("text_ggd_ssmax_tiny").parameters())
-    assert (
-        done.exit_code == 0 and f"{total:,} parameters" in done.output and "32 of 32" in done.output
-    )
-    assert (
-        "train_context" in done.output
-        and "bits_per_byte" in done.output
-        and "State of the Union" in done.output
-    )
+    assert done.exit_code == 0
+    assert f"{total:,} parameters" in done.output
+    assert "32 of 32" in done.output
+    assert "train_context" in done.output
+    assert "bits_per_byte" in done.output
+    assert "State of the Union" in done.output
     assert (
         "1,1" in invoke("show", "text_ggd_ssmax_1100m").output
     )  # built on the meta device: no memory
     images = invoke("show", "vision_goat_small_patch16").output
-    assert "patch_embed" in images and "other" not in images and "none ship" in images
+    assert "patch_embed" in images
+    assert "other" not in images
+    assert "none ship" in images
 
 
 @pytest.mark.slow

@@ -86,7 +86,8 @@ def cuda_call(
     return AttentionCall(q, k, v, terms, causal, window=window)
 
 
-SINGLE, DOUBLE = torch.float32, torch.float64
+SINGLE = torch.float32
+DOUBLE = torch.float64
 # options of the call, kernel without and with the flash-attn package
 CHOICES = [
     ({}, "flash", "flash"),
@@ -113,15 +114,19 @@ def test_choices_on_cuda() -> None:
         with FakeTensorMode(), warnings.catch_warnings():
             warnings.simplefilter("error", MaskWarning)
             call = cuda_call(**options)
-            assert call.on_cuda and choose_kernel(call, kernels_on()) == without, options
+            assert call.on_cuda, options
+            assert choose_kernel(call, kernels_on()) == without, options
             assert choose_kernel(call, kernels_on(missing=None)) == with_package, options
 
 
 def attend(q, k, v, *, softmax_scale, causal, window_size, deterministic):
     """flash_attn_func as its documentation has it: (B, length, heads, width), masks aligned to the
     last query and key."""
-    assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256 and q.shape[-1] % 8 == 0
-    assert k.shape[2] == v.shape[2] and q.shape[2] % k.shape[2] == 0 and softmax_scale == 1.0
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256
+    assert q.shape[-1] % 8 == 0
+    assert k.shape[2] == v.shape[2]
+    assert q.shape[2] % k.shape[2] == 0
+    assert softmax_scale == 1.0
     k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     logits = torch.einsum("bihd,bjhd->bhij", q, k)
     distance = (
@@ -137,7 +142,8 @@ def attend_runs(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     """flash_attn_varlen_func: (total, heads, width), a sequence between neighbouring entries of
     cu_seqlens."""
     assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    assert int(cu_seqlens_q[-1]) == len(q) and int(cu_seqlens_k[-1]) == len(k) == len(v)
+    assert int(cu_seqlens_q[-1]) == len(q)
+    assert int(cu_seqlens_k[-1]) == len(k) == len(v)
     runs = [
         torch.tensor_split(x, cu[1:-1].long())
         for x, cu in ((q, cu_seqlens_q), (k, cu_seqlens_k), (v, cu_seqlens_k))
@@ -154,8 +160,10 @@ def package(monkeypatch) -> ModuleType:
     """A flash-attn that computes in float64 on the CPU, so that differences are errors; tensors of
     the CPU pass for CUDA's."""
     monkeypatch.setattr(AttentionCall, "on_cuda", True)
-    made, beta = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    made.flash_attn_func, made.flash_attn_varlen_func = attend, attend_runs
+    made = ModuleType("flash_attn")
+    beta = ModuleType("flash_attn.cute")
+    made.flash_attn_func = attend
+    made.flash_attn_varlen_func = attend_runs
     beta.flash_attn_func = lambda *heads, **options: (attend(*heads, **options), "log-sum-exp")
     beta.flash_attn_varlen_func = lambda *heads, **options: (
         attend_runs(*heads, **options),
@@ -209,7 +217,8 @@ def test_documents_choose_the_package_and_are_found_once(package) -> None:
     changed."""
     kernel = flash(None, dtypes=(DOUBLE,))
     kernels = KERNELS | {"flash": kernel, "triton": KERNELS["reference"]}
-    heads, ids = torch.randn(1, 2, 6, 8, dtype=DOUBLE), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    heads = torch.randn(1, 2, 6, 8, dtype=DOUBLE)
+    ids = torch.tensor([[0, 0, 0, 1, 1, 1]])
     call = AttentionCall(heads, heads, heads, PriorTerms(), True, None, ids)
     assert choose_kernel(call, kernels) == "flash"
     runs = kernel.runs_of(ids)
@@ -264,9 +273,11 @@ def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernel"), [("ggd", "auto"), ("goat", "reference")])
 def test_a_call_with_documents_and_a_mask_compiles_to_one_graph(name: str, kernel: str) -> None:
-    prior, line = make(name), Positions.line(300)
+    prior = make(name)
+    line = Positions.line(300)
     x = torch.randn(2, 3, 300, 8, dtype=DOUBLE, requires_grad=True)
-    ids, mask = (torch.arange(300) // 170).expand(2, -1), torch.rand(2, 1, 300, 300) < 0.9
+    ids = (torch.arange(300) // 170).expand(2, -1)
+    mask = torch.rand(2, 1, 300, 300) < 0.9
 
     def attention(x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         terms = prior(line, line, causal=True)

@@ -21,10 +21,8 @@ def test_a_table_of_numbers_and_of_a_function(shape: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(0).random(shape)
     table = Table(2, values=numbers)
     assert torch.equal(table.values, torch.from_numpy(numbers).expand(2, -1).float())
-    assert (
-        not table.values.requires_grad
-        and Table(2, values=numbers.tolist(), learnable=True).values.requires_grad
-    )
+    assert not table.values.requires_grad
+    assert Table(2, values=numbers.tolist(), learnable=True).values.requires_grad
     rates = torch.linspace(0.1, 0.7, len(shape)).double()
     of_function = Table(
         2, values=lambda d: (-rates[:, None] * d).squeeze(0), train_context=16
@@ -58,7 +56,9 @@ def test_beyond_the_last_distance(beyond: str, expected: list[float]) -> None:
 def test_without_numbers_a_table_is_learned() -> None:
     model = create_model("text_table_tiny", num_layers=1, train_context=20)
     prior = model.layers[0].attention.prior
-    assert prior.values.shape == (4, 20) and prior.values.requires_grad and not prior.values.any()
+    assert prior.values.shape == (4, 20)
+    assert prior.values.requires_grad
+    assert not prior.values.any()
     model(torch.randint(0, 256, (1, 30))).square().sum().backward()
     assert prior.values.grad.abs().sum() > 0
 

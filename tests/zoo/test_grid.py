@@ -16,7 +16,9 @@ from zoo.methods import create_grid_position, list_grid_positions
 from zoo.positions import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
 from zoo.priors import Prior
 
-HEIGHT, WIDTH, PREFIX = 3, 5, 2
+HEIGHT = 3
+WIDTH = 5
+PREFIX = 2
 POS = Positions.grid(HEIGHT, WIDTH, num_prefix=PREFIX)
 PATCHES = [(y, x) for y in range(HEIGHT) for x in range(WIDTH)]
 VARIANTS = [(name, {}) for name in GRID]
@@ -118,8 +120,10 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
     wide = create_prior(
         "goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0
     ).spectral.bfloat16()
-    assert torch.equal(wide.y.omega, wide.x.omega) and wide.x.omega.dtype == torch.float64
-    assert wide.x.omega[0].item() == 1 and wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
+    assert torch.equal(wide.y.omega, wide.x.omega)
+    assert wide.x.omega.dtype == torch.float64
+    assert wide.x.omega[0].item() == 1
+    assert wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
 
 
 def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
@@ -155,7 +159,8 @@ def test_rotary2d_turns_by_row_and_column() -> None:
 
 def test_sinusoidal2d_is_that_of_each_axis() -> None:
     added = Sinusoidal2d(8)(POS, torch.zeros(1, dtype=torch.float64))
-    assert added.shape == (1, POS.length, 8) and (added[:, :PREFIX] == 0).all()
+    assert added.shape == (1, POS.length, 8)
+    assert (added[:, :PREFIX] == 0).all()
     for n, (y, x) in enumerate(PATCHES, PREFIX):
         angles = [c * omega for c in (y, x) for omega in (1.0, 0.01)]
         wanted = [
@@ -188,7 +193,8 @@ def lookhere_by_hand(height: int, width: int, heads: int, layer_slope: float) ->
 
 def test_slopes_of_lookhere_fall_with_depth() -> None:
     ends = [create_prior("lookhere2d", num_heads=4, depth=(n, 4)).layer_slope for n in (0, 3)]
-    assert ends == [1.5, 0.5] and create_prior("lookhere2d", num_heads=4).layer_slope == 1.0
+    assert ends == [1.5, 0.5]
+    assert create_prior("lookhere2d", num_heads=4).layer_slope == 1.0
 
 
 def test_normalised_rope_is_timms() -> None:

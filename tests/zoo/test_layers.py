@@ -16,7 +16,8 @@ from tests.zoo.priors_table import WIDTH, decoded, inputs, make
 from zoo import Positions, create_model, create_prior, prior_attention
 from zoo.layers import Attention, SSMax
 
-HEADS, LENGTH = 3, 11
+HEADS = 3
+LENGTH = 11
 
 
 def attention(
@@ -37,14 +38,16 @@ def attention(
 
 def by_definition(layer: Attention, x: Tensor) -> Tensor:
     """The layer's output from dense logits; lanes beside the heads leave all columns to content."""
-    line, width = Positions.line(LENGTH), WIDTH // HEADS
+    line = Positions.line(LENGTH)
+    width = WIDTH // HEADS
     q, k, v = (
         linear(x).unflatten(2, (-1, width)).transpose(1, 2)
         for linear in (layer.query, layer.key, layer.value)
     )
     if layer.q_norm is not None:
         q, k = (y * (y.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for y in (q, k))
-        q, k = q * layer.q_norm.weight, k * layer.k_norm.weight
+        q = q * layer.q_norm.weight
+        k = k * layer.k_norm.weight
     k, v = (heads.repeat_interleave(HEADS // heads.shape[1], dim=1) for heads in (k, v))
     log_prior = layer.prior.log_prior(line, line, causal=True, x=x)
     content = q @ k.mT / (math.sqrt(width) if layer.scale_content else 1.0)
@@ -73,10 +76,8 @@ def test_attention_by_definition(
 ) -> None:
     """Outputs and every gradient."""
     scales = {"scale_prior": scale_prior, "scale_content": scale_content}
-    layer, x = (
-        attention(prior, ssmax=ssmax, groups=groups, extras=extras, **scales),
-        inputs(LENGTH).requires_grad_(),
-    )
+    layer = attention(prior, ssmax=ssmax, groups=groups, extras=extras, **scales)
+    x = inputs(LENGTH).requires_grad_()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     outputs = layer(x, Positions.line(LENGTH), kernel=kernel), by_definition(layer, x)
     torch.testing.assert_close(*outputs, atol=1e-10, rtol=1e-9)
@@ -87,7 +88,8 @@ def test_attention_by_definition(
 
 @pytest.mark.parametrize("name", ["text_ggd_goat_tiny", "vision_goat_tiny_patch8"])
 def test_one_prior_for_all_layers(name: str) -> None:
-    model, separate = create_model(name, share_prior=True), create_model(name)
+    model = create_model(name, share_prior=True)
+    separate = create_model(name)
     assert len({id(layer.attention.prior) for layer in model.layers}) == 1
     assert not any(
         ".prior." in key and not key.startswith("layers.0.") for key in model.state_dict()
@@ -118,7 +120,8 @@ def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_ga
     extras = {"qk_norm": True, "output_gate": True, "ssmax_positive": True}
     model = create_model("text_rope_ssmax_tiny", **extras).eval()
     layer = model.layers[0].attention
-    assert layer.ssmax.positive and layer.gate is not None
+    assert layer.ssmax.positive
+    assert layer.gate is not None
     assert "layers.0.attention.q_norm.weight" in model.no_weight_decay()
     tokens = torch.arange(33)[None]
     torch.testing.assert_close(decoded(model, tokens), model(tokens), atol=1e-5, rtol=1e-5)
@@ -148,9 +151,11 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
         for parameter in prior.parameters():
             parameter.add_(3 * torch.randn(parameter.shape, generator=generator))
     given = [torch.randn(1, 4, 300, 32, generator=generator).bfloat16().to(dtype) for _ in range(4)]
-    prior, ssmax = copy.deepcopy(prior), SSMax(4, train_context=64)
+    prior = copy.deepcopy(prior)
+    ssmax = SSMax(4, train_context=64)
     if dtype == torch.float64:
-        prior, ssmax = prior.double(), ssmax.double()
+        prior = prior.double()
+        ssmax = ssmax.double()
     line = Positions.line(300)
     scale = ssmax(line, causal=True)
     scale.retain_grad()
@@ -158,7 +163,8 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
         *given[:3], prior(line, line, causal=True), causal=True, query_scale=scale, kernel=kernel
     )
     out.backward(given[3])
-    assert ssmax.s.grad is not None and scale.grad is not None
+    assert ssmax.s.grad is not None
+    assert scale.grad is not None
     return ssmax.s.grad.double(), (
         scale.grad[0] * (scale / ssmax.s[:, None])[0]
     ).detach().double().abs().sum(-1)

@@ -64,7 +64,9 @@ def masked(
 def by_definition(leaves: dict[str, Tensor], terms: PriorTerms, options: dict[str, Any]) -> Tensor:
     """Σ_j e^z_j m_j v_j / Σ_j e^z_j m_j over the keys that are seen, m = 1; 0 where there are
     none."""
-    q, k, v = leaves["q"], leaves["k"], leaves["v"]
+    q = leaves["q"]
+    k = leaves["k"]
+    v = leaves["v"]
     logits = (
         torch.einsum("bhtd,bhsd->bhts", q, repeat_heads(k, HEADS)) / math.sqrt(q.shape[-1])
         + terms.dense()

@@ -11,7 +11,9 @@ from modalities.text.hf import wrap
 SIZES = dict(
     vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
 )
-GAP, LEFT, RIGHT = [1, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]
+GAP = [1, 1, 1, 0, 0, 1, 1, 1]
+LEFT = [0, 0, 1, 1, 1, 1, 1, 1]
+RIGHT = [1, 1, 1, 1, 1, 1, 0, 0]
 
 
 def model_of(kind: str) -> torch.nn.Module:
@@ -30,7 +32,8 @@ def model_of(kind: str) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", ["wrapped", "bert", "alibi", "ggd_goat", "key_bias", "fire"])
 @torch.inference_mode()
 def test_a_gap_is_refused_and_ends_are_not(kind: str) -> None:
-    model, tokens = model_of(kind), torch.arange(8)[None] + 3
+    model = model_of(kind)
+    tokens = torch.arange(8)[None] + 3
     whole = model(tokens[:, 2:])[0][0]
     for mask in (GAP, [*RIGHT[:6], 0, 1]):
         with pytest.raises(ValueError, match="hides tokens between tokens"):
@@ -45,7 +48,8 @@ def test_a_gap_is_refused_and_ends_are_not(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wrapped", "alibi"])
 @torch.inference_mode()
 def test_a_second_turn_with_padding_is_refused(kind: str) -> None:
-    model, tokens = model_of(kind), torch.arange(8)[None] + 3
+    model = model_of(kind)
+    tokens = torch.arange(8)[None] + 3
     mask = torch.tensor([RIGHT])
     cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="hides tokens between tokens"):

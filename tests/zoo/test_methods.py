@@ -33,7 +33,8 @@ def seeded(name: str, **overrides) -> nn.Module:
 
 
 def same_states(a: nn.Module, b: nn.Module) -> bool:
-    ours, theirs = a.state_dict(), b.state_dict()
+    ours = a.state_dict()
+    theirs = b.state_dict()
     return list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
@@ -49,8 +50,11 @@ def same_states(a: nn.Module, b: nn.Module) -> bool:
 )
 @torch.no_grad()
 def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
-    one, other = seeded(short).eval(), seeded(name).eval()
-    assert same_states(one, other) and short in list_models(short) and name not in list_models(name)
+    one = seeded(short).eval()
+    other = seeded(name).eval()
+    assert same_states(one, other)
+    assert short in list_models(short)
+    assert name not in list_models(name)
     example = (
         torch.randn(1, 3, 48, 48) if short.startswith("vision") else torch.randint(0, 4, (1, 20))
     )
@@ -62,23 +66,19 @@ def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
     ]
     prior = create_position("ggd_goat", **LINE).prior
     # The key bias without a slope, the spectral part seeded at rank 2.
-    assert (
-        prior.key_bias.slopes().max() < 1e-15
-        and prior.spectral.rank == 2
-        and prior.spectral.alpha.any()
-    )
+    assert prior.key_bias.slopes().max() < 1e-15
+    assert prior.spectral.rank == 2
+    assert prior.spectral.alpha.any()
 
 
 def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
-    line, x = create_position("rope+key_bias", **LINE), torch.randn(1, 2, 4, 27)
-    assert (
-        line.prior.num_lanes == 5
-        and create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
-    )
+    line = create_position("rope+key_bias", **LINE)
+    x = torch.randn(1, 2, 4, 27)
+    assert line.prior.num_lanes == 5
+    assert create_position("rope+key_bias", **LINE, lanes="beside").rotary.head_dim == 32
     turned = line.rotary(x, Positions.line(4))  # pairs of 27 columns
-    assert torch.equal(turned[..., 26], x[..., 26]) and not torch.equal(
-        turned[..., :26], x[..., :26]
-    )
+    assert torch.equal(turned[..., 26], x[..., 26])
+    assert not torch.equal(turned[..., :26], x[..., :26])
     assert create_grid_position("rope+key_bias", **GRID).rotary.head_dim == 28
 
 
@@ -115,10 +115,12 @@ def test_a_method_per_layer(position, tmp_path) -> None:
 
 
 def test_a_method_per_layer_of_a_vision_model() -> None:
-    options, position = {"goat": {"rank": 1}}, ["goat", "rope2d_axial", "ggd+key_bias", "learned"]
+    options = {"goat": {"rank": 1}}
+    position = ["goat", "rope2d_axial", "ggd+key_bias", "learned"]
     model = seeded("vision_nope_tiny_patch8", position=position, position_options=options)
     assert [layer.attention.prior.num_lanes for layer in model.layers] == [5, 0, 1, 0]
-    assert model.config.position_options == options and model(torch.randn(1, 3, 48, 72)).shape == (
+    assert model.config.position_options == options
+    assert model(torch.randn(1, 3, 48, 72)).shape == (
         1,
         26,
     )
@@ -163,7 +165,8 @@ def test_a_registered_prior_has_models(registry, tmp_path) -> None:
     zoo.register_prior("fading2d", FadingGrid)
     zoo.register_prior("fading2d", FadingGrid)  # a module that is imported twice
     assert {"text_fading_tiny", "text_fading_ssmax_small"} <= set(list_models("text_fading*"))
-    assert "fading" in list_positions() and "fading" in list_grid_positions()
+    assert "fading" in list_positions()
+    assert "fading" in list_grid_positions()
     assert create_model("vision_fading+key_bias_tiny_patch8")(torch.randn(1, 3, 48, 48)).shape == (
         1,
         26,
@@ -178,7 +181,8 @@ def test_a_registered_prior_has_models(registry, tmp_path) -> None:
 
 def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
     zoo.register_prior("ripples", FadingGrid)
-    assert "ripples" in grid_methods() and "ripples" not in line_methods()
+    assert "ripples" in grid_methods()
+    assert "ripples" not in line_methods()
     refuses("'ripples2d' is taken", zoo.register_prior, "ripples2d", FadingGrid)
 
 
@@ -210,7 +214,8 @@ def test_what_is_meant_by_names_of_no_method_is_said() -> None:
 def test_a_method_in_a_longer_model_is_as_it_was_trained():
     """With pinned_context a key bias divides positions by the context of training, whatever the
     model's own is."""
-    assert pinned_context("ggd", 64) == {} and pinned_context("alibi+ggd", 64) == {}
+    assert pinned_context("ggd", 64) == {}
+    assert pinned_context("alibi+ggd", 64) == {}
     assert pinned_context("goat", 64) == {"train_context": 64}
     for name in ("goat", "ggd_goat", "alibi+key_bias"):
         torch.manual_seed(0)
@@ -239,7 +244,8 @@ def test_hybrids_and_windows_per_layer(tmp_path) -> None:
     torch.testing.assert_close(decoded(model, tokens), full, atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path).eval()
-    assert again.config == model.config and torch.equal(again(tokens), full)
+    assert again.config == model.config
+    assert torch.equal(again(tokens), full)
     rnope = create_model("text_rnope_tiny", num_layers=6)
     assert [layer.attention.rotary is None for layer in rnope.layers] == [n == 3 for n in range(6)]
     assert pinned_context("rnope_swa", 64) == {"local": {"window": 16}}

@@ -14,7 +14,8 @@ from zoo import Positions, create_prior, prior_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")  # of Triton's interpreter
 
-HEADS, WIDTH = 2, 8
+HEADS = 2
+WIDTH = 8
 CALLS = {
     "causal": {"causal": True},
     "bidirectional": {"causal": False},
@@ -92,7 +93,8 @@ def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(
 ) -> None:
     options = CALLS[call]
     for length in lengths(kernel):
-        i, document = torch.arange(length), options.get("segments", length)
+        i = torch.arange(length)
+        document = options.get("segments", length)
         for column in {0, length - 1}:
             tensors = heads(length)
             tensors[what][:, :, column] = math.nan

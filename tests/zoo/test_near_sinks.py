@@ -18,7 +18,10 @@ from tests.zoo.test_adapters import GREEDY, input_of, make, output, transformers
 from zoo.adapters import limited_reach
 from zoo.adapters.layer import LayerPrior, attending_by
 
-SINKS, SOFT, LIMIT, LENGTH = 3, 40.0, 63, 150
+SINKS = 3
+SOFT = 40.0
+LIMIT = 63
+LENGTH = 150
 
 
 def strong(name: str) -> Any:
@@ -40,7 +43,8 @@ def adapted(model: Any) -> Any:
 def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model by dense attention, queries rotated for sinks by the model's own function at min(i,
     limit)."""
-    module, turned = sys.modules[type(model).__module__], []
+    module = sys.modules[type(model).__module__]
+    turned = []
     apply = module.apply_rotary_pos_emb
 
     def rotate(
@@ -54,7 +58,8 @@ def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        scale, distance = options.get("scaling") or q.shape[-1] ** -0.5, torch.arange(LENGTH)
+        scale = options.get("scaling") or q.shape[-1] ** -0.5
+        distance = torch.arange(LENGTH)
         distance = distance[:, None] - distance
         logits = scale * q @ k.mT - (distance.abs() / SOFT) ** 8
         logits[..., :SINKS] = scale * turned.pop() @ k[:, :, :SINKS].mT
@@ -74,12 +79,15 @@ def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_outputs_and_gradients_of_dense_attention(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, given = strong(name), input_of(name, length=LENGTH)
-    near, far = adapted(model), adapted(model)
+    model = strong(name)
+    given = input_of(name, length=LENGTH)
+    near = adapted(model)
+    far = adapted(model)
     for layer in far.modules():
         if isinstance(layer, LayerPrior):
             layer.rotation = None
-    results, parameters = [], [path for path, _ in model.named_parameters() if "norm" not in path]
+    results = []
+    parameters = [path for path, _ in model.named_parameters() if "norm" not in path]
     for m in (near, far, dense(model, monkeypatch)):
         out = output(m, given, use_cache=False)
         named = dict(m.named_parameters())
@@ -102,10 +110,8 @@ def test_padding_packing_and_caches(tmp_path: Path) -> None:
     for kernel in ("reference", "sdpa"):
         with attending_by(kernel):
             torch.testing.assert_close(output(model, given), whole)
-    padded, mask = (
-        nn.functional.pad(given, (9, 0)),
-        nn.functional.pad(torch.ones_like(given), (9, 0)),
-    )
+    padded = nn.functional.pad(given, (9, 0))
+    mask = nn.functional.pad(torch.ones_like(given), (9, 0))
     at = (mask.cumsum(-1) - 1).clamp(min=0)
     both = output(
         model,
@@ -134,7 +140,8 @@ def test_padding_packing_and_caches(tmp_path: Path) -> None:
 
 
 def test_a_rotation_that_is_not_known() -> None:
-    model, given = make("modernbert"), input_of("modernbert", length=LIMIT + 1)
+    model = make("modernbert")
+    given = input_of("modernbert", length=LIMIT + 1)
     before = output(model, given)
     zoo.adapt(model, "ggd", options={"sinks": SINKS})
     assert torch.equal(output(model, given), before)

@@ -17,7 +17,9 @@ from zoo.nn import PriorMultiheadAttention
 from zoo.priors.alibi import ScaleInvariant
 from zoo.priors.base import Sink
 
-WIDTH, HEADS, CONTEXT = 24, 4, 6
+WIDTH = 24
+HEADS = 4
+CONTEXT = 6
 METHODS = [
     name
     for name in list_positions()
@@ -53,9 +55,11 @@ def oracle(
     hidden: Tensor | None = None, added: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and weights from dense logits. hidden, added: (2, H, T, S)."""
-    queries, keys = query.shape[1], key.shape[1]
+    queries = query.shape[1]
+    keys = key.shape[1]
     first = keys - queries if causal else 0
-    q_pos, k_pos = Positions.line(queries, offset=first), Positions.line(keys)
+    q_pos = Positions.line(queries, offset=first)
+    k_pos = Positions.line(keys)
     weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     weights = weights if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
     biases = [0, 0, 0] if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -64,7 +68,8 @@ def oracle(
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
     if module.rotary is not None:
-        q, k = module.rotary(q, q_pos), module.rotary(k, k_pos)
+        q = module.rotary(q, q_pos)
+        k = module.rotary(k, k_pos)
     logits = q @ k.transpose(-1, -2) / math.sqrt(module.head_dim)
     if isinstance(module.prior, ScaleInvariant):
         apart = (q_pos.row_index()[:, None] - k_pos.row_index()).abs()
@@ -195,8 +200,10 @@ def test_torchs_encoder_layer_with_the_module_in_its_place() -> None:
     """In evaluation torch computes a whole layer from its weights, and would leave out the prior:
     it must not here."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True, dtype=DOUBLE).eval()
-    x, padding = torch.randn(2, 7, WIDTH, dtype=DOUBLE), torch.arange(7).expand(2, 7) > 4
-    attention, plain = layer.self_attn, layer(x, src_key_padding_mask=padding)
+    x = torch.randn(2, 7, WIDTH, dtype=DOUBLE)
+    padding = torch.arange(7).expand(2, 7) > 4
+    attention = layer.self_attn
+    plain = layer(x, src_key_padding_mask=padding)
     for position in ("nope", "alibi"):
         layer.self_attn = PriorMultiheadAttention(
             WIDTH, HEADS, position=position, batch_first=True, dtype=DOUBLE
@@ -214,7 +221,8 @@ def test_what_cannot_be_made_or_called() -> None:
         ({"position": "learned"}, "added to the embedding"),
     ]:
         refuses(message, PriorMultiheadAttention, WIDTH, HEADS, **options)
-    module, x = create("ggd"), torch.randn(2, 5, WIDTH, dtype=DOUBLE)
+    module = create("ggd")
+    x = torch.randn(2, 5, WIDTH, dtype=DOUBLE)
     bad: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
         ((x, x[0], x[0]), {}, "must be dense and have 3 axes"),
         ((x, x[..., 1:], x), {}, "must be .* wide"),

@@ -65,7 +65,8 @@ def test_rotary_scalings_are_those_of_transformers(
     )
     torch.testing.assert_close(ours.frequencies().float(), theirs, rtol=2e-6, atol=0)
     x = torch.randn(1, 1, 3, 65)
-    turned, width = ours(x, Positions.line(3)), 2 * len(theirs)
+    turned = ours(x, Positions.line(3))
+    width = 2 * len(theirs)
     torch.testing.assert_close(
         turned[..., :width].norm(dim=-1), (lengthened * x)[..., :width].norm(dim=-1)
     )
@@ -75,9 +76,8 @@ def test_rotary_scalings_are_those_of_transformers(
 def test_embeddings() -> None:
     like = torch.zeros(1, dtype=torch.float32)
     sinusoidal = Sinusoidal(8)(Positions.line(5, offset=3), like)
-    assert sinusoidal.shape == (1, 5, 8) and sinusoidal[0, 0, 0].item() == pytest.approx(
-        math.sin(3)
-    )
+    assert sinusoidal.shape == (1, 5, 8)
+    assert sinusoidal[0, 0, 0].item() == pytest.approx(math.sin(3))
     learned = Learned(8, train_context=4)
     assert torch.equal(learned(Positions.line(4), like)[0], learned.weight)
     refuses("end at 4 tokens, got position 4", learned, Positions.line(5), like)

@@ -24,13 +24,15 @@ def test_every_prior_has_a_row() -> None:
 def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: bool) -> None:
     """Lanes or table, multiplied out, equal the oracle up to a row constant; so do all gradients.
     No buffer is unsaved."""
-    prior, pos = make(name), positions_for(name)
+    prior = make(name)
+    pos = positions_for(name)
     assert not any(module._non_persistent_buffers_set for module in prior.modules())
     x = inputs(pos.length).requires_grad_()
     weights = torch.randn(prior.num_heads, pos.length, pos.length, dtype=torch.float64)
     # Gradients are taken through a softmax, which is blind to row constants, as attention is.
     leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
-    grads, values = [], []
+    grads = []
+    values = []
     for dense in (
         prior(pos, pos, causal=causal, x=x).dense(),
         prior.log_prior(pos, pos, causal=causal, x=x),
@@ -65,12 +67,16 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
 def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(
     name: str, causal: bool
 ) -> None:
-    prior, pos, heads = make(name), positions_for(name), [2, 0]
+    prior = make(name)
+    pos = positions_for(name)
+    heads = [2, 0]
     x = inputs(pos.length).requires_grad_()
-    content, own = prior.content(x), prior.of_heads(heads)
+    content = prior.content(x)
+    own = prior.of_heads(heads)
     all_heads = prior(pos, pos, causal=causal, x=x).dense().expand(-1, prior.num_heads, -1, -1)
     some = own(pos, pos, causal=causal, x=x if content is None else content[:, heads]).dense()
-    assert own.num_heads == 2 and own.num_lanes == prior.num_lanes
+    assert own.num_heads == 2
+    assert own.num_lanes == prior.num_lanes
     torch.testing.assert_close(some.expand(-1, 2, -1, -1), all_heads[:, heads], atol=1e-12, rtol=0)
     leaves = [p for p in prior.parameters() if p.requires_grad] + [x]
     weights = torch.randn(pos.length, pos.length, dtype=torch.float64)
@@ -88,11 +94,9 @@ def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(
 def test_steep_curves_stay_finite(kernel: str) -> None:
     """(1e−5)^−8 and 12^40 are beyond float32: gradients are those of float64, where the formula
     needs no bound."""
-    length, powers, dtype = (
-        13,
-        (-8.0, 40.0, -30.0, -6.0),
-        torch.bfloat16 if kernel == "reference" else torch.float32,
-    )
+    length = 13
+    powers = (-8.0, 40.0, -30.0, -6.0)
+    dtype = torch.bfloat16 if kernel == "reference" else torch.float32
     generator = torch.Generator().manual_seed(0)
     q, k, v, out_grad = (
         torch.randn(1, 4, length, 16, generator=generator).to(dtype) for _ in range(4)
@@ -132,11 +136,9 @@ def test_far_soft_limits_keep_their_value_and_gradients() -> None:
 
 @pytest.mark.parametrize("scale", [1e-4, -1e-5])
 def test_small_row_scales_leave_steep_entries_without_gradients(scale: float) -> None:
-    prior, line, scales = (
-        create_prior("ggd", num_heads=4),
-        Positions.line(29),
-        torch.full((1, 4, 29), scale),
-    )
+    prior = create_prior("ggd", num_heads=4)
+    line = Positions.line(29)
+    scales = torch.full((1, 4, 29), scale)
     prior.theta_beta.data.copy_(torch.tensor([-1.0, -3.0, -8.0, 0.5]))
     q, k, v = torch.randn(3, 1, 4, 29, 16, generator=torch.Generator().manual_seed(0))
     found = []
@@ -157,16 +159,18 @@ FORMS = [("ggd2d", {"form": form, "train_mu": True}) for form in ("isotropic", "
 def test_the_jacobian_of_a_table_reduces_its_gradient_to_that_of_the_parameters(
     name: str, options: dict
 ) -> None:
-    prior, pos = make(name, **options), positions_for(name)
+    prior = make(name, **options)
+    pos = positions_for(name)
     table = prior(pos, pos, causal=False).table
-    assert table.parametric is not None and (table + table).parametric is None
-    leaves, of_table = (
-        [p for p in prior.parameters() if p.requires_grad],
-        torch.randn_like(table.table),
-    )
+    assert table.parametric is not None
+    assert (table + table).parametric is None
+    leaves = [p for p in prior.parameters() if p.requires_grad]
+    of_table = torch.randn_like(table.table)
     expected = torch.autograd.grad(table.table, leaves, of_table)
-    params, jacobian = table.parametric.params, table.jacobian()
-    assert len(params) == len(leaves) and not jacobian.requires_grad
+    params = table.parametric.params
+    jacobian = table.jacobian()
+    assert len(params) == len(leaves)
+    assert not jacobian.requires_grad
     torch.testing.assert_close(
         torch.autograd.grad(params, leaves, (jacobian * of_table).sum(-1)), expected
     )
@@ -183,11 +187,9 @@ def test_ggd_starts_as_bam_does() -> None:
         )
     sampled = create_prior("ggd2d", num_heads=4000, init="sampled", form="separable")
     values = torch.stack([p.data for p in sampled.parameters() if p.requires_grad])
-    assert (
-        len(values) == 4
-        and (values.mean(1).abs() < 0.1).all()
-        and ((values.std(1) - 1).abs() < 0.1).all()
-    )
+    assert len(values) == 4
+    assert (values.mean(1).abs() < 0.1).all()
+    assert ((values.std(1) - 1).abs() < 0.1).all()
 
 
 @pytest.mark.parametrize(
@@ -206,11 +208,9 @@ def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(
         .reciprocal()
     )
     torch.testing.assert_close(lives, -torch.tensor([4.0, 16.0, 64.0, 256.0]), atol=0, rtol=1e-3)
-    cable, x, pos = (
-        make("cable", gate=gate, bias=bias, weighted=weighted),
-        inputs(7),
-        Positions.line(7),
-    )
+    cable = make("cable", gate=gate, bias=bias, weighted=weighted)
+    x = inputs(7)
+    pos = Positions.line(7)
     raw = x @ cable.decay.weight.T + (cable.decay.bias if bias else 0)
     rate = {
         "relu": raw.clamp(min=0),
@@ -232,7 +232,9 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
     """The realised K differs from that of float64 by less than 0.02 logits up to a row constant,
     below position 2^20."""
     torch.manual_seed(0)
-    at, near, heads = 2**20 - 1, 300, 2 if name == "cable" else 8
+    at = 2**20 - 1
+    near = 300
+    heads = 2 if name == "cable" else 8
     options = {"cable": {"d_model": 1}, "goat": {"train_context": 128}}.get(name, {})
     prior = create_prior(name, num_heads=heads, **options)
     for part in prior.modules():  # fresh, the last layer of an MLP is 0 and hides its part
@@ -244,20 +246,20 @@ def test_growing_lanes_keep_their_precision(name: str, dtype: torch.dtype) -> No
         [torch.arange(at - near, at + 1), torch.arange(at // 2, at // 2 + 50), torch.arange(50)]
     )
     q_pos, k_pos = (Positions(len(p), within=p[None]) for p in (torch.tensor([at]), j))
-    x, pick = torch.zeros(1, len(j), 1), torch.arange(len(j))
+    x = torch.zeros(1, len(j), 1)
+    pick = torch.arange(len(j))
     if name == "cable":
         prior.decay.bias.data.fill_(0.31)
-        q_pos, k_pos, pick, x = (
-            Positions.line(1, offset=at),
-            Positions.line(at + 1),
-            j,
-            torch.ones(1, at + 1, 1),
-        )
+        q_pos = Positions.line(1, offset=at)
+        k_pos = Positions.line(at + 1)
+        pick = j
+        x = torch.ones(1, at + 1, 1)
     with torch.no_grad():
         terms = prior(q_pos, k_pos, causal=True, x=x)
         wide = copy.deepcopy(prior).double()(q_pos, k_pos, causal=True, x=x.double())
     exact = wide.q_lanes @ wide.k_lanes[:, :, pick].mT
-    q_lanes, k_lanes = terms.q_lanes.to(dtype), terms.k_lanes[:, :, pick].to(dtype)
+    q_lanes = terms.q_lanes.to(dtype)
+    k_lanes = terms.k_lanes[:, :, pick].to(dtype)
     assert row_constant_apart(q_lanes.double() @ k_lanes.double().mT, exact) < 0.02
     # As a kernel sums it, in float32, lane after lane: near the query, where weights are not 0,
     # that costs nothing.
@@ -288,10 +290,8 @@ def test_priors_stay_float32_in_a_bfloat16_model() -> None:
 def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
     """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default
     device, as CUDA is not."""
-    both, pos = (
-        compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta"),
-        Positions.line(9),
-    )
+    both = compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta")
+    pos = Positions.line(9)
     assert both.log_prior(pos, pos, causal=True).is_meta
 
 
@@ -353,11 +353,9 @@ def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
     window = create_prior("ggd", num_heads=2, init={"alpha": -8 * math.log(100.0), "beta": 8})
     matrix = window.log_prior(Positions.line(151), Positions.line(151), causal=True)
     log_prior = matrix.reshape(-1, 151, 151)[0, -1].flip(0)
-    assert (
-        -0.005 < log_prior[50] < 0
-        and abs(float(log_prior[100]) + 1) < 1e-3
-        and log_prior[150] < -25
-    )
+    assert -0.005 < log_prior[50] < 0
+    assert abs(float(log_prior[100]) + 1) < 1e-3
+    assert log_prior[150] < -25
     slopes = create_prior("alibi", num_heads=2, mean_lag=[10, 1000]).slopes()
     assert torch.equal(
         slopes, torch.tensor([math.log1p(0.1), math.log1p(0.001)], dtype=torch.float64)

@@ -80,7 +80,8 @@ def decaying(name: str) -> Prior:
 
 def build(case: Case, dtype: torch.dtype, seed: int = 0) -> tuple[AttentionCall, list[Tensor]]:
     """A call, and the tensors whose gradients are compared; the same numbers in every dtype."""
-    generator, wide = torch.Generator().manual_seed(seed), torch.promote_types(dtype, torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.promote_types(dtype, torch.float32)
     prior = decaying(case.prior).float().to(wide)
     batch = max(1, len(case.documents))
     of_keys = case.groups, case.keys, WIDTH
@@ -116,7 +117,8 @@ def attend(call: AttentionCall, kernel: ToeplitzKernel | str) -> Tensor:
 
 
 def reach_of(call: AttentionCall) -> planning.Reach:
-    table, mask = _reversed_table(call), _reversed_mask(call, torch.float64)
+    table = _reversed_table(call)
+    mask = _reversed_mask(call, torch.float64)
     with torch.no_grad():
         table = table.double() if mask is None else table.double() + mask
         scale = call.query_scale if call.table is not None else None
@@ -162,21 +164,24 @@ def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None
 
 def kernel_skips(call: AttentionCall) -> bool:
     with torch.no_grad():
-        table, scale = _reversed_table(call), call.query_scale if call.table is not None else None
+        table = _reversed_table(call)
+        scale = call.query_scale if call.table is not None else None
         return SKIPPING.find_reach(call, call.queries, call.keys, table, scale)[0] is not None
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: str) -> None:
     call, _ = build(CASES[name], torch.float32)
-    reach, weights = reach_of(call), weights_of(call)
+    reach = reach_of(call)
+    weights = weights_of(call)
     columns = torch.arange(call.num_keys)
     first, last = (
         x.repeat_interleave(ROWS, 2)[:, :, : call.num_queries, None]
         for x in (reach.first, reach.last)
     )
     left_out = (columns < first) | (columns >= last)
-    assert left_out.any() and weights.masked_fill(~left_out, 0.0).sum(-1).max() < 2**-24
+    assert left_out.any()
+    assert weights.masked_fill(~left_out, 0.0).sum(-1).max() < 2**-24
 
 
 def test_a_key_that_matters_far_away_is_kept() -> None:
@@ -216,7 +221,8 @@ def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: flo
 def test_long_calls_leave_out_by_themselves(prior: str) -> None:
     call, _ = build(Case(prior, queries=4096, keys=4096), torch.float32)
     call.q.mul_(0.3)
-    assert choose_kernel(call) == "toeplitz" and skipped_share(call) > 0.4
+    assert choose_kernel(call) == "toeplitz"
+    assert skipped_share(call) > 0.4
     with skipping(False):
         whole = attend(call, "auto")
         assert skipped_share(call) == 0.0
@@ -224,4 +230,5 @@ def test_long_calls_leave_out_by_themselves(prior: str) -> None:
         torch.testing.assert_close(attend(call, "auto"), whole, rtol=1e-5, atol=1e-6)
     assert tally.left_out / (2 * 4096 * 4097 // 2) == pytest.approx(skipped_share(call), abs=0.05)
     short, _ = build(Case(prior), torch.float32)
-    assert skipped_share(short) == 0.0 and (choose_kernel(short) == "sdpa") == (prior == "alibi")
+    assert skipped_share(short) == 0.0
+    assert (choose_kernel(short) == "sdpa") == (prior == "alibi")

@@ -79,10 +79,8 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
     q, k, v = (
         torch.randn(1, 2, pos.length, 8, device=DEVICE, requires_grad=True) for _ in range(3)
     )
-    terms, results = (
-        prior(pos, pos, causal=causal, x=torch.randn(1, pos.length, WIDTH, device=DEVICE)),
-        [],
-    )
+    terms = prior(pos, pos, causal=causal, x=torch.randn(1, pos.length, WIDTH, device=DEVICE))
+    results = []
     if terms.bias is not None or terms.gain is not None:
         with pytest.raises(ValueError, match="no dense bias"):
             prior_attention(q, k, v, terms, causal=causal, kernel="triton")
@@ -121,7 +119,8 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
     tokens = torch.randint(0, 200, (2, 18), device=DEVICE)
     segments = torch.tensor([[0] * 8 + [1] * 10, [-1] * 5 + [0] * 13], device=DEVICE)
     expected = model(tokens, segments=segments, kernel="sdpa")
-    cache, sizes = KVCache(1), [12, 4, 1, 1]
+    cache = KVCache(1)
+    sizes = [12, 4, 1, 1]
     found = [
         model(part, segments=ids, cache=cache, kernel="triton")
         for part, ids in zip(tokens.split(sizes, 1), segments.split(sizes, 1), strict=True)
@@ -134,16 +133,15 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
 def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
     """The gradient of the bucket of far keys follows from the others', as exactly as if its
     diagonals were walked."""
-    prior, line = (
-        make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float(),
-        Positions.line(45),
-    )
+    prior = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float()
+    line = Positions.line(45)
     torch.manual_seed(4)
     q, k, v = torch.randn(3, 1, 1, 45, 16, device=DEVICE, dtype=dtype)
     call = AttentionCall(q, k, v, prior(line, line, causal=True), True)
     assert triton._constant_from(call) == 7
     exact = replace(call, q=q.double(), k=k.double(), v=v.double())
-    results, at = [], call.table.displacements()["d"].long()
+    results = []
+    at = call.table.displacements()["d"].long()
     for kernel, inputs in ((PLANNING, call), (KERNELS["reference"], exact)):
         out = kernel.run(inputs).double() * torch.arange(16.0, device=DEVICE).sin()
         (columns,) = torch.autograd.grad(out.sum(), call.table.table, retain_graph=True)

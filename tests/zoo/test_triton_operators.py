@@ -38,7 +38,8 @@ def small_tiles(monkeypatch):
 def call_of(case: Case, realised: str = "table", **sizes: int) -> AttentionCall:
     leaves, options = build(case, realised, **{"heads": 2} | sizes)
     leaves = {name: x.detach().to(DEVICE).float() for name, x in leaves.items()}
-    scale, segments = leaves.get("query_scale"), options.pop("segments")
+    scale = leaves.get("query_scale")
+    segments = options.pop("segments")
     scale = scale[None] if scale is not None and scale.ndim == 2 else scale
     segments = None if segments is None else segments.to(DEVICE)
     q, k, v = (leaves[name] for name in "qkv")
@@ -105,10 +106,8 @@ def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.Monkey
         call = replace(
             call, q=call.q.bfloat16(), k=call.k.bfloat16(), v=call.v.bfloat16(), terms=terms
         )
-    tests, inputs = (
-        ("test_schema", "test_autograd_registration", "test_faketensor"),
-        arguments(call, monkeypatch),
-    )
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    inputs = arguments(call, monkeypatch)
     torch.library.opcheck(op.attention_op, inputs, test_utils=tests)
     plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in inputs)
     out, *saved = op.attention_op(*plain)
@@ -126,7 +125,8 @@ def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 @torch.no_grad()
 def test_decoding_compiles_in_one_graph() -> None:
-    model, graphs = tiny("text_ggd_ssmax_tiny"), []
+    model = tiny("text_ggd_ssmax_tiny")
+    graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
@@ -189,9 +189,8 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
         )
         assert torch.equal(attention_forward(flat(far))[0], attention_forward(flat(near))[0])
         assert torch.equal(plan.make_plan(flat(far)).rows, plan.make_plan(flat(near)).rows)
-        assert common.describable(far.k, far.v) == (outer > 0) and not common.describable(
-            far.k[:0], far.v[:0]
-        )
+        assert common.describable(far.k, far.v) == (outer > 0)
+        assert not common.describable(far.k[:0], far.v[:0])
     one, far_one = (
         AttentionCall(x.q[:, :, -1:], x.k, x.v, PriorTerms(), True) for x in (call, far)
     )
@@ -207,7 +206,8 @@ def test_codes_are_those_of_the_table_and_reach_beyond_the_last_block() -> None:
         q, q, q, make("alibi2d").to(DEVICE)(place, place, causal=False), causal=False
     )
     codes = flat(call).codes
-    assert call.table is not None and torch.equal(codes[2:37].long(), -call.table.q_code[2:])
+    assert call.table is not None
+    assert torch.equal(codes[2:37].long(), -call.table.q_code[2:])
     blocks = [forward.GRID_64, *forward.CROWDED_16.values(), *forward.CROWDED_32.values()]
     blocks += [
         *forward.UNEVEN_BLOCKS_16.values(),

@@ -51,7 +51,8 @@ def call_of(name: str) -> AttentionCall:
     if case is not None:
         return build(replace(case, queries=min(case.queries, 200), keys=200), torch.float32)[0]
     pos = Positions.grid(15, 13, num_prefix=5 if "prefix" in name else 0)
-    y, x = torch.arange(-14, 15), torch.arange(-12, 13)
+    y = torch.arange(-14, 15)
+    x = torch.arange(-12, 13)
     distance = torch.hypot(4.0 * y[:, None], x.float()).flatten()
     table = RelativeTable.grid(-torch.tensor([[3.0], [1.0]]) * distance, pos)
     q, k, v = torch.randn(3, 1, 2, pos.length, 16, generator=torch.Generator().manual_seed(0))
@@ -95,7 +96,8 @@ def needed_tiles(plan: Plan) -> Tensor:
 @pytest.mark.parametrize("name", some(CASES, 8))
 def test_what_is_left_out_is_below_the_budget(name: str) -> None:
     call = call_of(name)
-    plan, weights = plan_of(call), weights_of(call)
+    plan = plan_of(call)
+    weights = weights_of(call)
     inside = needed_tiles(plan)
     elements = inside.repeat_interleave(TILE, 1).repeat_interleave(TILE, 2)[
         :, : call.num_queries, : call.num_keys
@@ -110,7 +112,8 @@ def test_what_is_left_out_is_below_the_budget(name: str) -> None:
         torch.ones_like(weights, dtype=torch.bool) if seen is None else seen.expand_as(weights)
     )
     share = float((seen & ~inside).sum() / seen.sum())
-    assert share > 0 and skipped_share(operands_of(call)) == pytest.approx(share)
+    assert share > 0
+    assert skipped_share(operands_of(call)) == pytest.approx(share)
 
 
 @pytest.mark.slow
@@ -122,8 +125,10 @@ def test_a_tile_with_nan_or_infinity_is_needed(where: str, value: float) -> None
     call = build(Case(queries=100, keys=200, ssmax=True), torch.float32)[0]
     wrong = getattr(call, where).detach().clone()
     wrong[0, 0, 5] = value
-    clean, plan = plan_of(call), plan_of(replace(call, **{where: wrong}))
+    clean = plan_of(call)
+    plan = plan_of(replace(call, **{where: wrong}))
     first = plan.rows[0, 0].cpu()
-    assert (clean.rows[0, 0] > 0).any() and not (first if where == "k" else first[:1]).any()
+    assert (clean.rows[0, 0] > 0).any()
+    assert not (first if where == "k" else first[:1]).any()
     assert where == "k" or plan.rows[1, 0, 0] == -(-(100 + TILE) // TILE)
     assert torch.equal(plan.rows[:, 1], clean.rows[:, 1])

@@ -134,7 +134,8 @@ def flex(problem: Problem) -> Run:
 
     table = problem.terms(problem.prior("ggd")).table
     assert table is not None and table.origin is not None
-    values, origin = table.table.detach(), table.origin
+    values = table.table.detach()
+    origin = table.origin
     learns = problem.device.type == "cuda"  # on CPUs it has no backward pass
     values.requires_grad_(learns)
     inputs = [x if learns else x.detach() for x in problem.qkv]
@@ -206,13 +207,15 @@ def error_of(run: Run, problem: Problem) -> float:
     wide = replace(problem, dtype=torch.float64)
     for name, x in zip("qkv", problem.qkv, strict=True):
         setattr(wide, name, x.detach().double())
-    terms, columns = PriorTerms(), problem.width
+    terms = PriorTerms()
+    columns = problem.width
     if run.method:
         prior = problem.prior(run.method).double()
         wide.x = problem.x.double()
         terms = wide.terms(prior)
         columns = run.leaves[0].shape[-1] if run.leaves else problem.width
-    q, k = wide.q[..., :columns], wide.k[..., :columns]
+    q = wide.q[..., :columns]
+    k = wide.k[..., :columns]
     truth = prior_attention(q, k, wide.v, terms, causal=True, kernel="reference")
     return relative_error(run.forward().detach(), truth.detach())
 

@@ -79,7 +79,9 @@ def main(argv: Sequence[str]) -> int:
     models = {name: create_model(name).to(device, dtype).eval() for name in args.models}
     config = next(iter(models.values())).config
     for length in args.lengths:
-        shape, steps, memory = f"after {length} tokens", {}, {}
+        shape = f"after {length} tokens"
+        steps = {}
+        memory = {}
         with record.guard(LLAMA, shape):
             steps[LLAMA] = llama_step(config, length, device, dtype)
         for name, model in models.items():

@@ -127,7 +127,9 @@ class Record:
 
     def __init__(self, options: argparse.Namespace, device: torch.device, **about: object) -> None:
         self.about = environment() | {"device": device_name(device)} | about
-        self.device, self.out, self.seconds = device, options.out, options.seconds
+        self.device = device
+        self.out = options.out
+        self.seconds = options.seconds
         self.rows: list[Row] = []
         self.missing: dict[str, str] = {}
         self.failed: dict[str, str] = {}
@@ -159,7 +161,8 @@ class Record:
         units: how many of something a call computes, such as tokens=2048; the row has them by the
             second.
         """
-        runnable, memory = {}, {}
+        runnable = {}
+        memory = {}
         for name, call in calls.items():
             with self.guard(name, f"{shape}, {what}"):
                 call()  # compiles it and loads libraries

@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> int:
     record = Record(args, device, dtype=str(dtype))
     for length in args.lengths or ([2048, 16384] if cuda else [256]):
         rows = max(1, (args.tokens or (32768 if cuda else 1024)) // length)
-        shape, steps = f"{rows} × {length} tokens", {}
+        shape = f"{rows} × {length} tokens"
+        steps = {}
         for name in names:
             with record.guard(name, shape):
                 torch.manual_seed(0)

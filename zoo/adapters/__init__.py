@@ -157,7 +157,8 @@ def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]
     rows = []
     for folder in (WEIGHTS / name for name in names):
         record = read_object(folder / ADAPTER)
-        base, measured = record["base"], record.get("measured") or [{}]
+        base = record["base"]
+        measured = record.get("measured") or [{}]
         parts = [f"{key}={value}" for key, value in (record["settings"] | record["reach"]).items()]
         if record["priors"] and not record["reach"] and record["priors"]["position"] != "nope":
             parts.append(record["priors"]["position"])
@@ -240,10 +241,8 @@ def _config(folder: str | os.PathLike[str]) -> Options:
 
 def _library(model: nn.Module) -> ModuleType:
     """The file of `LIBRARIES` for a model."""
-    name, packages = (
-        type(model).__name__,
-        {base.__module__.partition(".")[0] for base in type(model).__mro__},
-    )
+    name = type(model).__name__
+    packages = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     if "modalities" in packages:
         raise ValueError(
             f"{name} is a model of the zoo: choose its position method when it is made"

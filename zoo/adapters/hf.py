@@ -99,7 +99,8 @@ def adapt(model: PreTrainedModel, request: Request) -> None:
     for layer, prior in zip(layers, priors, strict=True):
         if prior.sinks and request.keep_rope:
             prior.rotation = _sink_rotation(model, layer, window - 1)
-        layer.position_bias, layer.patch_grid = prior.to(execution_device(layer)), grid
+        layer.position_bias = prior.to(execution_device(layer))
+        layer.patch_grid = grid
         layer.register_forward_pre_hook(_check_implementation)
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -249,10 +250,8 @@ def _remove_positions(model: nn.Module, *, images: bool) -> None:
 
 def _sink_rotation(model: PreTrainedModel, layer: nn.Module, limit: int) -> SinkRotation | None:
     """A layer's own rotation, if the model has any."""
-    names, kind = (
-        (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq"),
-        model.config.model_type,
-    )
+    names = (f"{getattr(layer, 'layer_type', None)}_inv_freq", "inv_freq")
+    kind = model.config.model_type
     buffers = [
         (module, n) for module in model.modules() for n in module._buffers if n.endswith("inv_freq")
     ]
@@ -344,11 +343,9 @@ def _attend(
     causal = module.is_causal if is_causal is None else is_causal
     mask, bias = _split(attention_mask)
     if causal and (used := _filled(mask, query.shape[2], key.shape[2])) < key.shape[2]:
-        key, value, mask = (
-            key[:, :, :used],
-            value[:, :, :used],
-            None if mask is None else mask[..., :used],
-        )
+        key = key[:, :, :used]
+        value = value[:, :, :used]
+        mask = None if mask is None else mask[..., :used]
         bias = None if bias is None else bias[..., :used]
         attention_mask = None if attention_mask is None else attention_mask[..., :used]
     documents = (
@@ -394,7 +391,8 @@ def _documents(mask: Tensor) -> Positions | None:
     """The keys' positions where every query sees exactly its document's keys up to its own: a line
     for one document a row. None for other masks, and where a cache holds several documents."""
     queries, keys = mask.shape[-2:]
-    index, first = torch.arange(keys, device=mask.device), mask[:, 0].view(torch.uint8).argmax(-1)
+    index = torch.arange(keys, device=mask.device)
+    first = mask[:, 0].view(torch.uint8).argmax(-1)
     seen = (first[..., None] <= index) & (index <= index[keys - queries :, None])
     # A document's first query sees no earlier key; queries are keys here, or all see the key 0.
     runs = (first.diff(dim=1) >= 0).all() & (
@@ -426,7 +424,8 @@ def _positions(
     if module.patch_grid is not None:
         grid = module.patch_grid.positions(keys)
         return grid, grid
-    layer, k_pos = module.position_bias, Positions.line(keys)
+    layer = module.position_bias
+    k_pos = Positions.line(keys)
     if layer.sinks or not layer.prior.is_relative:
         if window is not None and queries < keys and keys >= window:
             parts = [

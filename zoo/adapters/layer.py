@@ -114,7 +114,8 @@ class SinkRotation:
             raise ValueError(
                 f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less"
             )
-        at, wide = positions[0].index(q.device), q.to(torch.promote_types(q.dtype, torch.float32))
+        at = positions[0].index(q.device)
+        wide = q.to(torch.promote_types(q.dtype, torch.float32))
         start = None if positions[1].within is None else positions[0].row_index(q.device) - at
         back = (self.limit - at).clamp(max=0)[:, None, :, None]
         with without_autocast(q):
@@ -145,7 +146,10 @@ class LayerPrior(nn.Module):
         own_sink: bool = False,
     ) -> None:
         super().__init__()
-        self.prior, self.ssmax, self.sinks, self.own_sink = prior, ssmax, sinks, own_sink
+        self.prior = prior
+        self.ssmax = ssmax
+        self.sinks = sinks
+        self.own_sink = own_sink
         self._moved: object = (
             None  # the parameters' versions at which K was found not to be uniform
         )
@@ -219,7 +223,9 @@ class LayerPrior(nn.Module):
                 terms = terms + PriorTerms(bias=bias)
             if scale is not None and scale != q.shape[-1] ** -0.5:
                 q = q * (scale * q.shape[-1] ** 0.5)
-            q, k = q.to(v.dtype), k.to(v.dtype)  # norms of q and k give float32 under autocast
+            # norms of q and k give float32 under autocast
+            q = q.to(v.dtype)
+            k = k.to(v.dtype)
             if self.rotation is not None and far:
                 terms = terms + PriorTerms(
                     of_sinks=self.rotation.change(q, k, positions, self.sinks)

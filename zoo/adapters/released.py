@@ -56,10 +56,8 @@ def open_released(
     kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not
     have.
     """
-    values, name = (
-        {key: _value(key, text) for key, text in (settings or {}).items()},
-        find_folder(name),
-    )
+    values = {key: _value(key, text) for key, text in (settings or {}).items()}
+    name = find_folder(name)
     source, file = hub_name(name)
     options: Options = (
         {"dtype": values.pop("dtype", torch.float32 if file else "auto")} | file | kwargs
@@ -138,7 +136,8 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Write what a model has besides its base, which `open_released` opened: priors, LoRA,
     settings."""
     priors = getattr(model.config, RECORD, None)
-    record, tensors = model.__dict__[RECORD] | {"priors": priors}, _trained(model)
+    record = model.__dict__[RECORD] | {"priors": priors}
+    tensors = _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     record["base"] = (
         _identity(model)
@@ -158,7 +157,8 @@ def write_record(record: Options, folder: Path) -> None:
         "priors": json.dumps(record["priors"]),
         "LoRA rank": record["lora"] or "none",
     } | record["training"]
-    rows, measured = "\n".join(f"| {key} | {value} |" for key, value in facts.items()), ""
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    measured = ""
     if scores := record.get("measured"):
         columns = list(dict.fromkeys(name for row in scores for name in row))
         lines = [
@@ -181,8 +181,10 @@ def load_adapter(
 ) -> PreTrainedModel:
     """As `zoo.load_adapted`; `settings` of `open_released` go over the adapter's own. Raises
     ValueError for a base of other sizes or, where something was trained, other weights."""
-    record, tensors = read_object(folder / ADAPTER), read_tensors(folder / TENSORS)
-    made_for, name = record["base"], base or record["base"]["name"]
+    record = read_object(folder / ADAPTER)
+    tensors = read_tensors(folder / TENSORS)
+    made_for = record["base"]
+    name = base or record["base"]["name"]
     stored = {key: json.dumps(value) for key, value in record["settings"].items()}
     try:
         model = open_released(name, {**stored, **(settings or {})}, **kwargs)
@@ -273,7 +275,8 @@ def _identity(model: PreTrainedModel) -> Options:
 def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str:
     """16 hex digits of the base's parameters in bfloat16, the same however wide a model is loaded;
     without learned positions where the record of its priors says that they are taken out."""
-    digest, priors = hashlib.sha256(), prior_parameters(model)
+    digest = hashlib.sha256()
+    priors = prior_parameters(model)
     taken_out = set() if record is None or record["keep_rope"] else {*hf.LEARNED}
     base = {
         n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors

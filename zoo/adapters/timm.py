@@ -48,7 +48,8 @@ class PriorAttention(Attention):
             .permute(2, 0, 3, 1, 4)
             .unbind(0)
         )
-        q, k = self.q_norm(q), self.k_norm(k)
+        q = self.q_norm(q)
+        k = self.k_norm(k)
         dropout = self.attn_drop.p if self.training else 0.0
 
         def own() -> Tensor:
@@ -90,7 +91,8 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         )
     if not isinstance(model.patch_drop, nn.Identity):
         raise ValueError("a prior needs all patches, also in training: expected patch_drop_rate=0")
-    projection, train_grid = getattr(model.patch_embed, "proj", None), model.patch_embed.grid_size
+    projection = getattr(model.patch_embed, "proj", None)
+    train_grid = model.patch_embed.grid_size
     if not isinstance(projection, nn.Conv2d) or train_grid is None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
     grid = Grid(model.num_prefix_tokens)
@@ -108,7 +110,8 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         zero(model, model.pos_embed)
     for layer, prior in zip(layers, priors, strict=True):
         layer.__class__ = PriorAttention
-        layer.position_bias, layer.patch_grid = prior.to(execution_device(layer)), grid
+        layer.position_bias = prior.to(execution_device(layer))
+        layer.patch_grid = grid
     model.__class__ = PriorVisionTransformer
     projection.register_forward_hook(grid.read)
     model.__dict__[RECORD] = {
@@ -118,10 +121,8 @@ def adapt(model: VisionTransformer, request: Request) -> None:
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
     """Write weights and configuration in timm's layout, and what `load` needs."""
-    patches, heads = (
-        model.patch_embed,
-        next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention)),
-    )
+    patches = model.patch_embed
+    heads = next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention))
     arguments = {
         "img_size": list(patches.img_size),
         "in_chans": patches.proj.in_channels,

@@ -120,7 +120,8 @@ class AttentionCall:
     def level(self) -> Tensor:
         """(1 or B, 1 or H, T, 1) K of sinks, in float32 or wider. Lanes are K but for a constant of
         each row, and 0 of it is what they are for the row's own key."""
-        q_lanes, k_lanes = self.terms.q_lanes, self.terms.k_lanes
+        q_lanes = self.terms.q_lanes
+        k_lanes = self.terms.k_lanes
         wide = torch.promote_types(self.q.dtype, torch.float32)
         if q_lanes is None:
             return torch.zeros(1, 1, self.num_queries, 1, dtype=wide, device=self.q.device)
@@ -131,11 +132,10 @@ class AttentionCall:
     def exempt_sinks(self, prior: Tensor, heads: slice, rows: slice) -> Tensor:
         """K (1 or B, 1 or h, t, s) of some heads and rows and the first keys, with K of sinks in
         their columns."""
-        level, of_sinks = self.level[:, :, rows], self.terms.of_sinks
-        level, places = (
-            level if level.shape[1] == 1 else level[:, heads],
-            self.places[:, None, None, : prior.shape[-1]],
-        )
+        level = self.level[:, :, rows]
+        of_sinks = self.terms.of_sinks
+        level = level if level.shape[1] == 1 else level[:, heads]
+        places = self.places[:, None, None, : prior.shape[-1]]
         if of_sinks is not None:
             level = level + torch.take_along_dim(
                 of_sinks[:, heads, rows], places.clamp(max=self.sinks - 1), dim=-1
@@ -203,13 +203,17 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
         return call, slice(None)
     after = -call.num_keys % ALIGNMENT
     before = min(-(call.num_queries + after) % ALIGNMENT, call.offset)
-    terms, row_scale, segments, mask = call.terms, call.query_scale, call.segments, call.mask
+    terms = call.terms
+    row_scale = call.query_scale
+    segments = call.segments
+    mask = call.mask
     bias = terms.bias
     assert terms.q_lanes is not None
     table = terms.table
     if (not before and not after) or (table is not None and table.origin is None):
         return call, slice(None)
-    queries, keys = (0, 0, before, after), (0, 0, 0, after)
+    queries = (0, 0, before, after)
+    keys = (0, 0, 0, after)
     if table is not None:
         assert table.origin is not None
         line = (
@@ -277,7 +281,8 @@ def spread_gain(call: AttentionCall) -> AttentionCall:
     memory for each head."""
     if call.terms.gain is None:
         return call
-    keys, width = repeat_heads(call.k, call.q.shape[1]), call.q.shape[-1]
+    keys = repeat_heads(call.k, call.q.shape[1])
+    width = call.q.shape[-1]
     wide = torch.promote_types(call.q.dtype, torch.float32)
     with without_autocast(call.q):
         content = call.q.to(wide) @ keys[..., -width:].to(wide).transpose(-1, -2) / math.sqrt(width)
@@ -391,7 +396,9 @@ class Workspace:
 def check_call(call: AttentionCall) -> None:
     """Raise ValueError unless types, shapes, dtypes, devices and positions of a call fit
     together."""
-    q, k, v = call.q, call.k, call.v
+    q = call.q
+    k = call.k
+    v = call.v
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         raise ValueError(
             f"q, k and v must be tensors, got {', '.join(_brief(x) for x in (q, k, v))}"
@@ -466,7 +473,8 @@ def _check_terms(call: AttentionCall, shape: tuple[int, int, int, int]) -> None:
         )
     device = call.q.device
     batch, heads, queries, keys = shape
-    q_lanes, k_lanes = terms.q_lanes, terms.k_lanes
+    q_lanes = terms.q_lanes
+    k_lanes = terms.k_lanes
     if q_lanes is not None or k_lanes is not None:
         if q_lanes is None or (k_lanes is not None and q_lanes.shape[-1:] != k_lanes.shape[-1:]):
             have, wanted = (
@@ -528,7 +536,8 @@ def _check_table(call: AttentionCall, table: RelativeTable, heads: int) -> None:
     if values.ndim != 2 or values.shape[0] != heads:
         raise ValueError(f"the prior's table is of {values.shape[0]} heads, q has {heads}")
     _check("the prior's table", values, (heads, columns), call.q.device)
-    first, last = 0, columns - 1
+    first = 0
+    last = columns - 1
     if table.shape is not None:
         last = (2 * table.shape[0] - 1) * (2 * table.shape[1] - 1) - 1
     elif table.origin is not None:

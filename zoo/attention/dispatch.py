@@ -120,7 +120,8 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 
     Yields a tally of the logits that calls on the CPU leave out.
     """
-    token, skips = TALLY.set(tally := Tally()), SKIPS.set(enabled)
+    token = TALLY.set(tally := Tally())
+    skips = SKIPS.set(enabled)
     try:
         yield tally
     finally:

@@ -71,7 +71,8 @@ class FlashKernel:
         capability: Callable[[str], tuple[int, int]] = cuda_capability,
         package: Callable[[], tuple[str, str]] = find_package,
     ) -> None:
-        self.dtypes, self.capability = dtypes, capability
+        self.dtypes = dtypes
+        self.capability = capability
         self._package = cache(package)
         # Runs of the last ids: all layers of a model share one tensor of ids, and finding runs
         # synchronises with the device.
@@ -114,20 +115,26 @@ class FlashKernel:
     def run(self, call: AttentionCall) -> Tensor:
         """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a
         multiple of 8."""
-        num_heads, width = call.q.shape[1], call.v.shape[-1]
-        q, k, v = call.queries, call.keys, call.v
+        num_heads = call.q.shape[1]
+        width = call.v.shape[-1]
+        q = call.queries
+        k = call.keys
+        v = call.v
         if k.shape[1] != v.shape[1]:
-            k, v = repeat_heads(k, num_heads), repeat_heads(v, num_heads)
+            k = repeat_heads(k, num_heads)
+            v = repeat_heads(v, num_heads)
         q, k, v = pad_heads(q, k, v)
         name = self.package_name()
         if not name:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-                is_causal, grouped = call.causal and call.num_queries > 1, k.shape[1] != num_heads
+                is_causal = call.causal and call.num_queries > 1
+                grouped = k.shape[1] != num_heads
                 out = F.scaled_dot_product_attention(
                     q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped
                 )
             return out[..., :width]
-        package, options = sys.modules[name], _options(call, name)
+        package = sys.modules[name]
+        options = _options(call, name)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         if call.segments is None:
             out = package.flash_attn_func(q, k, v, **options)
@@ -180,7 +187,8 @@ def find_runs(segments: Tensor) -> Runs | None:
     """Where the documents of all rows of `segments` (B, S), concatenated, begin, and where the last
     one ends, (documents + 1,) int32; and the length of the longest. None if an id recurs after
     another one in its row."""
-    ids, length = segments.cpu().long(), segments.shape[1]
+    ids = segments.cpu().long()
+    length = segments.shape[1]
     row, first = document_starts(ids).nonzero().unbind(1)
     named = torch.stack([row, ids[row, first]])
     if named.unique(dim=1).shape[1] != named.shape[1]:

@@ -33,7 +33,9 @@ from zoo.positions import slices
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side
 NEAR = (0, 1, 2, 3)  # distances of the keys whose logits are computed
 SLACK = 2.0**-20  # of the sizes of a logit's terms: what float32 sums of them may be off by
-KEYS, MOST_TILES = 64, 2048  # keys of a tile, or more where there would be more tiles
+# keys of a tile, or more where there would be more tiles
+KEYS = 64
+MOST_TILES = 2048
 PAIRS = 1 << 20  # tile pairs of all heads that are bounded at a time
 
 
@@ -62,7 +64,8 @@ class Reach:
     def of_rows(self, batch: int, lo: int, hi: int) -> list[tuple[int, int]]:
         """(first, last) of each head, for rows [lo, hi) of one batch row."""
         tiles = slice(lo // self.rows, -(-hi // self.rows))
-        first, last = self.first[batch, :, tiles].amin(-1), self.last[batch, :, tiles].amax(-1)
+        first = self.first[batch, :, tiles].amin(-1)
+        last = self.last[batch, :, tiles].amax(-1)
         return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
@@ -80,20 +83,24 @@ def find_reach(
     table: (H or 1, T+S−1), the logit's addend at [T−1−i+j], hidden distances at −∞. scale: (1 or B,
     H, T) of it, or None.
     """
-    num_queries, num_keys = call.num_queries, call.num_keys
+    num_queries = call.num_queries
+    num_keys = call.num_keys
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
     size = max(KEYS, 2 ** math.ceil(math.log2(num_keys / MOST_TILES)))
     keys = repeat_heads(keys, queries.shape[1])
-    q_norms, k_norms = norms(queries[..., lanes:]), norms(keys[..., lanes:])
+    q_norms = norms(queries[..., lanes:])
+    k_norms = norms(keys[..., lanes:])
     floor = _tiled(
         _floors(call, queries, keys, (q_norms, k_norms), table, scale, lanes), rows, math.inf
     ).amin(-1)
     q_norm, k_norm = (_tiled(x, n, 0.0).amax(-1) for x, n in ((q_norms, rows), (k_norms, size)))
-    q_lanes, k_lanes = _extremes(queries[..., :lanes], rows), _extremes(keys[..., :lanes], size)
+    q_lanes = _extremes(queries[..., :lanes], rows)
+    k_lanes = _extremes(keys[..., :lanes], size)
     own_lanes = _extremes(keys[:, :, call.offset :, :lanes], rows)
     scales = None if scale is None else _extremes(scale[..., None], rows)
     lowest, highest = _stretch_extremes(table, rows + size - 1, size)
-    q_tiles, k_tiles = q_norm.shape[-1], k_norm.shape[-1]
+    q_tiles = q_norm.shape[-1]
+    k_tiles = k_norm.shape[-1]
     first, last = (torch.empty(q_norm.shape, dtype=torch.int64) for _ in range(2))
     for part in slices(q_tiles, max(1, PAIRS // (len(queries) * queries.shape[1] * k_tiles))):
         upper = q_norm[:, :, part, None] * k_norm[:, :, None]
@@ -131,7 +138,9 @@ def _floors(
 ) -> Tensor:  # fmt: skip
     """(B, H, T) float64: of each row the largest logit of the keys near its own, less the row's
     lanes times its own key's."""
-    num_queries, num_keys, offset = call.num_queries, call.num_keys, call.offset
+    num_queries = call.num_queries
+    num_keys = call.num_keys
+    offset = call.offset
     floors = torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
     for part in slices(num_queries, max(1, PAIRS // (q.shape[0] * q.shape[1]))):
         own_keys = k[:, :, part.start + offset : part.stop + offset]
@@ -139,11 +148,10 @@ def _floors(
             start = max(part.start, distance - offset)  # the first row that has such a key
             if start >= part.stop:
                 continue
-            here, there = (
-                slice(start, part.stop),
-                slice(start + offset - distance, part.stop + offset - distance),
-            )
-            a, b = q[:, :, here], k[:, :, there]
+            here = slice(start, part.stop)
+            there = slice(start + offset - distance, part.stop + offset - distance)
+            a = q[:, :, here]
+            b = k[:, :, there]
             wide = torch.promote_types(a.dtype, torch.float32)
             logit = torch.linalg.vecdot(a[..., lanes:].to(wide), b[..., lanes:].to(wide)).double()
             terms = norms[0][:, :, here] * norms[1][:, :, there]
@@ -156,7 +164,8 @@ def _floors(
                 terms += by_lane.abs().sum(-1)
             bias = table[:, num_keys - 1 - distance, None].double()
             bias = bias if scale is None else scale[:, :, here].double() * bias
-            logit, terms = logit + bias, terms + bias.abs()
+            logit = logit + bias
+            terms = terms + bias.abs()
             if call.segments is not None:
                 differ = (
                     call.segments[:, start + offset : part.stop + offset] != call.segments[:, there]
@@ -171,14 +180,10 @@ def _stretch_extremes(table: Tensor, length: int, size: int) -> tuple[Tensor, Te
     """Least and largest, (H, chunks) float64, of any stretch of `length` entries that begins in a
     chunk of `size`."""
     count = (length + size - 2) // size + 1  # chunks that such a stretch is in, at most
-    low, high = (
-        _tiled(table, size, math.inf).amin(-1).double(),
-        _tiled(table, size, -math.inf).amax(-1).double(),
-    )
-    low, high = (
-        F.pad(low, (0, count - 1), value=math.inf),
-        F.pad(high, (0, count - 1), value=-math.inf),
-    )
+    low = _tiled(table, size, math.inf).amin(-1).double()
+    high = _tiled(table, size, -math.inf).amax(-1).double()
+    low = F.pad(low, (0, count - 1), value=math.inf)
+    high = F.pad(high, (0, count - 1), value=-math.inf)
     return low.unfold(-1, count, 1).amin(-1), high.unfold(-1, count, 1).amax(-1)
 
 

@@ -32,7 +32,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
     before dropout."""
     wide = torch.promote_types(call.q.dtype, torch.float32)
     num_heads = call.q.shape[1]
-    width, lanes = call.q.shape[-1], call.terms.q_lanes
+    width = call.q.shape[-1]
+    lanes = call.terms.q_lanes
     keys = repeat_heads(call.k, num_heads).to(wide)
     logits = call.q.to(wide) @ keys[..., -width:].transpose(-1, -2) / math.sqrt(width)
     prior = torch.zeros_like(logits)

@@ -70,14 +70,16 @@ class SdpaKernel:
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
-        num_heads, width = call.q.shape[1], call.v.shape[-1]
+        num_heads = call.q.shape[1]
+        width = call.v.shape[-1]
         bad = bad_keys(call)
         masked = bad is not None or needs_mask(call)
         short = k.shape[2] < FEWEST_KEYS and call.q.device.type == "cpu" and not call.dropout
         q, k, v = pad_heads(q, repeat_heads(k, num_heads), repeat_heads(v, num_heads))
         if masked:
             if bad is not None:
-                bad, k = repeat_heads(bad, num_heads), k.nan_to_num(0.0, 0.0, 0.0)
+                bad = repeat_heads(bad, num_heads)
+                k = k.nan_to_num(0.0, 0.0, 0.0)
             return self._masked(call, q, k, v, bad)[..., :width]
         # Causal without a mask is one query, which sees all keys, or as many queries as keys.
         is_causal = call.causal and bool(call.num_queries == call.num_keys)
@@ -85,10 +87,8 @@ class SdpaKernel:
         if short:
             shown = q.new_zeros(1, 1, 1, call.num_keys)
             if is_causal:
-                shown, is_causal = (
-                    q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1),
-                    False,
-                )
+                shown = q.new_full((call.num_queries, call.num_keys), -torch.inf).triu_(1)
+                is_causal = False
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=shown, is_causal=is_causal, dropout_p=call.dropout, scale=1.0
         )
@@ -109,7 +109,8 @@ class SdpaKernel:
             # float32.
             wide = torch.promote_types(dtype, torch.float32)
         if with_sink:  # a key and a value of zeros in front, whose logit the mask has
-            k, v = F.pad(k, (0, 0, 1, 0)), F.pad(v, (0, 0, 1, 0))
+            k = F.pad(k, (0, 0, 1, 0))
+            v = F.pad(v, (0, 0, 1, 0))
         values = None if call.table is None else call.table.table
         tracked = needs_grad(
             q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink, call.terms.of_sinks
@@ -124,7 +125,8 @@ class SdpaKernel:
         remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
         columns: list[Tensor] = []
         for group in slices(q.shape[1], heads):
-            kg, vg = k[:, group].to(wide), v[:, group].to(wide)
+            kg = k[:, group].to(wide)
+            vg = v[:, group].to(wide)
             table = None if call.table is None else call.table.of_heads(group).unroll(wide)
             parts: list[Tensor] = []
             for block in slices(q.shape[2], rows):

@@ -132,7 +132,8 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict[str, float] | None:
     """Relative errors by tensor, of two batch rows; None where the kernel does not serve the
     case."""
-    q_shape, k_shape = (2, HEADS, case.queries, case.width), (2, case.groups, case.keys, case.width)
+    q_shape = (2, HEADS, case.queries, case.width)
+    k_shape = (2, case.groups, case.keys, case.width)
     wide = torch.promote_types(dtype, torch.float32)
     with (  # autocast, inference mode, a default device and the state of random numbers are put aside
         torch.inference_mode(False),  # which enables gradients
@@ -153,7 +154,8 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict
         )
         for parameter in prior.parameters():  # which start alike in all heads, or at 0
             parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
-        prior, direction = prior.to(wide), torch.randn(q_shape).to(dtype)
+        prior = prior.to(wide)
+        direction = torch.randn(q_shape).to(dtype)
         results = _run(
             kernel,
             case,
@@ -176,7 +178,8 @@ def _run(
 ) -> dict[str, Tensor] | None:
     """The output, and gradients by name; None where the kernel refuses."""
     leaves = {name: x.detach().requires_grad_(case.gradients) for name, x in leaves.items()}
-    q, causal = leaves["q"], case.shape is None
+    q = leaves["q"]
+    causal = case.shape is None
     k_pos = (
         Positions.line(case.keys)
         if case.shape is None

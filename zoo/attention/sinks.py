@@ -52,7 +52,8 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
         # Sinks are documents of their own: no other row sees them, and what their own rows give is
         # not used.
         within = Positions.documents(call.segments).index()
-        rows, later = 0, within >= call.sinks
+        rows = 0
+        later = within >= call.sinks
         out, lse = attend(replace(call, segments=2 * call.segments + later, sinks=0))
     share = (near_lse[..., rows:] - lse).sigmoid()[..., None]
     joined = (out + (near[:, :, rows:] - out) * share).to(out.dtype)
@@ -63,7 +64,8 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
 
 def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
     """The call without its first queries and keys."""
-    terms, table = call.terms, call.table
+    terms = call.terms
+    table = call.table
     assert not isinstance(terms.bias, BlockedBias)
     if table is not None:
         assert table.origin is not None
@@ -79,14 +81,17 @@ def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
         bias=None if terms.bias is None else terms.bias[:, :, rows:, keys:],
     )
     scale = None if call.query_scale is None else call.query_scale[..., rows:]
-    q, k, v = call.q[:, :, rows:], call.k[:, :, keys:], call.v[:, :, keys:]
+    q = call.q[:, :, rows:]
+    k = call.k[:, :, keys:]
+    v = call.v[:, :, keys:]
     return replace(call, q=q, k=k, v=v, terms=terms, query_scale=scale, sinks=0)
 
 
 def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Of the sinks alone: the output (B, H, T, D) and the log-sum-exp (B, H, T), float32 or
     wider."""
-    wide, width = torch.promote_types(call.q.dtype, torch.float32), call.q.shape[-1]
+    wide = torch.promote_types(call.q.dtype, torch.float32)
+    width = call.q.shape[-1]
     q = call.q.to(wide) / math.sqrt(width)
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
     start = None if call.segments is None else row[:, 0] - call.places[:, call.offset :]
@@ -101,7 +106,8 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
         logits = logits * call.query_scale[..., None].to(wide)
     if call.causal:
         logits = logits.masked_fill((place > row).view(-1, 1, *logits.shape[2:]), -math.inf)
-    near, lse = by_group(logits.softmax(-1), v.to(wide)), logits.logsumexp(-1)
+    near = by_group(logits.softmax(-1), v.to(wide))
+    lse = logits.logsumexp(-1)
     sink = call.sink_logits
     return (near, lse) if sink is None else (near * _share(lse, sink), lse.logaddexp(sink[..., 0]))
 

@@ -90,8 +90,11 @@ class ToeplitzKernel:
         return out[:, :, columns], lse[..., columns]
 
     def _attend(self, call: AttentionCall, wants_lse: bool) -> tuple[Tensor, Tensor]:
-        num_heads, width = call.q.shape[1], call.v.shape[-1]
-        queries, keys, values = call.queries, call.keys, call.v
+        num_heads = call.q.shape[1]
+        width = call.v.shape[-1]
+        queries = call.queries
+        keys = call.keys
+        values = call.v
         if keys.shape[-1] != width:  # the fused kernel has one width for all three
             widest = max(keys.shape[-1], width)
             queries, keys, values = (
@@ -101,7 +104,8 @@ class ToeplitzKernel:
         scale = call.query_scale if call.table is not None else None
         if scale is not None:
             scale = scale.to(table.dtype)
-        keys, values = repeat_heads(keys, num_heads), repeat_heads(values, num_heads)
+        keys = repeat_heads(keys, num_heads)
+        values = repeat_heads(values, num_heads)
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
         if (tally := TALLY.get()) is not None:
             tally.left_out += left_out
@@ -173,7 +177,8 @@ class ToeplitzKernel:
 
 def _reversed_table(call: AttentionCall) -> Tensor:
     """(H or 1, T+S−1) r with K[h,i,j] = r[h, T−1−i+j]; zeros where the call has no table."""
-    num_queries, num_keys = call.num_queries, call.num_keys
+    num_queries = call.num_queries
+    num_keys = call.num_keys
     dtype = torch.promote_types(call.q.dtype, torch.float32)
     if call.table is None:
         return torch.zeros(1, num_queries + num_keys - 1, dtype=dtype)
@@ -223,7 +228,8 @@ class Block:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(batch rows, heads, queries, keys)."""
-        batch, heads = self.batch.stop - self.batch.start, self.heads.stop - self.heads.start
+        batch = self.batch.stop - self.batch.start
+        heads = self.heads.stop - self.heads.start
         return batch, heads, self.hi - self.lo, self.last - self.first
 
 
@@ -248,7 +254,8 @@ def plan_blocks(
         return _cut(call, every, (0, call.num_queries), rows, mixed=True)
     blocks: list[Block] = []
     for row, whole in enumerate(single.tolist()):
-        here, ids = slice(row, row + 1), call.segments[row]
+        here = slice(row, row + 1)
+        ids = call.segments[row]
         starts = document_starts(ids).nonzero().flatten()
         recurs = ids[starts].unique().numel() != starts.numel()
         if whole or recurs:
@@ -279,7 +286,8 @@ def _cut(
     blocks = []
     for lo in range(*queries, rows):
         hi = min(lo + rows, queries[1])
-        first, last = begin, end
+        first = begin
+        last = end
         if call.window is not None:
             first = max(first, lo + call.offset - call.window + 1)
             last = min(last, hi + call.offset + call.window - 1)
@@ -300,7 +308,8 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
             for needs, group in groupby(reach.of_rows(row, block.lo, block.hi)):
                 heads = slice(start, start + len(list(group)))
                 start = heads.stop
-                first, last = max(needs[0], block.first), min(needs[1], block.last)
+                first = max(needs[0], block.first)
+                last = min(needs[1], block.last)
                 narrow.append(
                     replace(block, batch=slice(row, row + 1), heads=heads, first=first, last=last)
                 )
@@ -343,7 +352,9 @@ class _Bias:
     with a row scale, table and mask separately (0 · −∞ = NaN)."""
 
     def __init__(self, call: AttentionCall, table: Tensor, scale: Tensor | None) -> None:
-        self.call, self.table, self.scale = call, table, scale
+        self.call = call
+        self.table = table
+        self.scale = scale
         self.mask = _reversed_mask(call, table.dtype)
         if scale is None and self.mask is not None:
             self.table = table + self.mask
@@ -370,7 +381,8 @@ class _Bias:
             bias = torch.addcmul(_toeplitz(self.mask[None], *place), bias, scale, out=out)
         if block.mixed:
             assert self.call.segments is not None
-            segments, offset = self.call.segments[block.batch], self.call.offset
+            segments = self.call.segments[block.batch]
+            offset = self.call.offset
             row_ids = segments[:, offset + block.lo : offset + block.hi].flip(1)
             other = row_ids[:, None, :, None] != segments[:, None, None, block.keys]
             bias = bias.masked_fill(other, -torch.inf)
@@ -419,7 +431,8 @@ class _ToeplitzAttention(torch.autograd.Function):
                 "kernel 'toeplitz' has no second derivative; create_graph=True needs kernel='reference'"
             )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
-        job, bias = ctx.job, _Bias(ctx.job.call, table, scale)
+        job = ctx.job
+        bias = _Bias(ctx.job.call, table, scale)
         grads = grad_out, grad_lse if job.wants_lse else None
         return *job.backward(bias, q, k, v, table, out, grads, ctx.needs_input_grad, weights), None
 
@@ -436,13 +449,18 @@ class _Job:
     def forward(self, bias: _Bias, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> Tensor:
         """Output, from the fused kernel, a block of queries at a time; `lse` is written where it is
         wanted."""
-        sizes, out, space = self.sizes, torch.empty_like(q), Workspace(bias.table.dtype)
+        sizes = self.sizes
+        out = torch.empty_like(q)
+        space = Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
         for block in _pieces(
             blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40
         ):
-            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
+            here = block.batch
+            heads = block.heads
+            rows = block.rows
+            keys = block.keys
             buffer = None
             if bias.scale is not None:
                 lead = 1 if bias.scale.shape[0] == 1 else block.shape[0]
@@ -461,16 +479,19 @@ class _Job:
         """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
         wide = bias.table.dtype
         out = torch.empty_like(q)
-        k, v = k.to(wide).contiguous(), v.to(wide).contiguous()  # slices below then need no copies
+        # slices below then need no copies
+        k = k.to(wide).contiguous()
+        v = v.to(wide).contiguous()
         weights = []
         blocks = plan_blocks(self.call, self.sizes.kept_rows(self.call), self.sizes.one_block)
         for block in _pieces(blocks, self.sizes.workspace):
-            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
-            qb, kb, vb = (
-                q[here, heads, rows].flip(2).to(wide),
-                k[here, heads, keys],
-                v[here, heads, keys],
-            )
+            here = block.batch
+            heads = block.heads
+            rows = block.rows
+            keys = block.keys
+            qb = q[here, heads, rows].flip(2).to(wide)
+            kb = k[here, heads, keys]
+            vb = v[here, heads, keys]
             p = torch.empty(block.shape, dtype=wide)
             p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
             out[here, heads, rows] = (
@@ -492,9 +513,13 @@ class _Job:
         weights: list[Tensor],
     ) -> tuple[Tensor | None, ...]:
         """Gradients of q, k, v, table and scale, block by block in float32 or float64."""
-        call, sizes, wide, scale = self.call, self.sizes, table.dtype, bias.scale
+        call = self.call
+        sizes = self.sizes
+        wide = table.dtype
+        scale = bias.scale
         grad_out, grad_lse = grads
-        keys_all, values_all = k.to(wide).contiguous(), v.to(wide).contiguous()
+        keys_all = k.to(wide).contiguous()
+        values_all = v.to(wide).contiguous()
         # dS has no sum in its row, but for the rounding of δ. The gradient of a row scale is the
         # sum of dS times logits, to which that adds what they have in common, large where a prior
         # has grown. δ = Σ P ∘ dP rounds as its own terms do; that of an output in half precision is
@@ -502,20 +527,24 @@ class _Job:
         scaled = call.query_scale is not None and call.query_scale.requires_grad
         delta = None if scaled or out.dtype != wide else (grad_out * out).sum(-1)
         grad_q = torch.empty_like(q)
-        grad_k, grad_v = torch.zeros_like(keys_all), torch.zeros_like(values_all)
+        grad_k = torch.zeros_like(keys_all)
+        grad_v = torch.zeros_like(values_all)
         grad_table = torch.zeros_like(table) if needs[3] else None
         grad_scale = torch.zeros_like(scale) if scale is not None and needs[4] else None
         finite = table.clamp_min(torch.finfo(wide).min)
-        p_space, dp_space, ds_space = Workspace(wide), Workspace(wide), Workspace(wide)
+        p_space = Workspace(wide)
+        dp_space = Workspace(wide)
+        ds_space = Workspace(wide)
         padded = None
         for index, block in enumerate(
             _pieces(self._backward_blocks(bool(weights)), sizes.workspace)
         ):
-            here, heads, rows, keys = block.batch, block.heads, block.rows, block.keys
-            kb, vb = (
-                keys_all[here, heads, keys].flatten(0, 1),
-                values_all[here, heads, keys].flatten(0, 1),
-            )
+            here = block.batch
+            heads = block.heads
+            rows = block.rows
+            keys = block.keys
+            kb = keys_all[here, heads, keys].flatten(0, 1)
+            vb = values_all[here, heads, keys].flatten(0, 1)
             qb, gb = (x[here, heads, rows].to(wide).flip(2).flatten(0, 1) for x in (q, grad_out))
             *lead, num_rows, width = block.shape
             p = (
@@ -541,7 +570,8 @@ class _Job:
             grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
             grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
             grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
-            start, length = bias.column(block), width + pad - 1
+            start = bias.column(block)
+            length = width + pad - 1
             if grad_table is not None:
                 diagonals = buffer.as_strided(
                     (len(p), num_rows, length), (num_rows * (width + pad), length, 1)
@@ -566,7 +596,8 @@ class _Job:
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table, grad_scale
 
     def _backward_blocks(self, kept: bool) -> Iterable[Block]:
-        call, sizes = self.call, self.sizes
+        call = self.call
+        sizes = self.sizes
         if kept:
             return plan_blocks(call, sizes.kept_rows(call), sizes.one_block)
         if self.reach is None:

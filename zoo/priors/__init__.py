@@ -124,10 +124,8 @@ def register_prior(name: str, prior: type[Prior]) -> None:
         )
     if name in PRIORS and PRIORS[name] is prior:
         return
-    method, grid = (
-        _method(name) if on_grid(name, prior) else name,
-        {_method(n) for n in PRIORS if on_grid(n)},
-    )
+    method = _method(name) if on_grid(name, prior) else name
+    grid = {_method(n) for n in PRIORS if on_grid(n)}
     if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
     PRIORS[name] = prior

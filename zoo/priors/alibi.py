@@ -140,7 +140,8 @@ class Alibi(TablePrior):
         if not causal:
             return super().forward(q_pos, k_pos, causal=causal, x=x)
         self.require_line(q_pos, k_pos)
-        slopes, dtype = self.slopes(None if x is None else x.device), prior_dtype(self)
+        slopes = self.slopes(None if x is None else x.device)
+        dtype = prior_dtype(self)
         j = k_pos.index(slopes.device).double()
         i = j if q_pos is k_pos else q_pos.index(slopes.device).double()
         ramp = slopes[:, None] * j[:, None]

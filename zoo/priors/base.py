@@ -356,7 +356,9 @@ class _CutPrior(Prior):
 
     def __init__(self, whole: Prior, heads: Sequence[int]) -> None:
         super().__init__(len(heads))
-        self.whole, self.heads, self.num_lanes = whole, heads, whole.num_lanes
+        self.whole = whole
+        self.heads = heads
+        self.num_lanes = whole.num_lanes
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
@@ -393,7 +395,8 @@ class TablePrior(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> Tensor:
         device = prior_device(self)
-        i, j = q_pos.row_index(device), k_pos.row_index(device)
+        i = q_pos.row_index(device)
+        j = k_pos.row_index(device)
         return self.curve((i[:, None] - j[None, :]).double(), causal=causal)[None]
 
 
@@ -434,7 +437,8 @@ class GridPrior(Prior):
     ) -> Tensor:
         device = prior_device(self)
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
-        dy, dx = (q_y[:, None] - k_y).double(), (q_x[:, None] - k_x).double()
+        dy = (q_y[:, None] - k_y).double()
+        dx = (q_x[:, None] - k_x).double()
         patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))
         return F.pad(patches, (k_pos.num_prefix, 0, q_pos.num_prefix, 0))[None]
 

@@ -60,7 +60,8 @@ class Cable(Prior):
         check_flags(weighted=weighted, bias=bias)
         if gate not in GATES:
             raise ValueError(f"unknown gate {gate!r} of cable; {nearest(gate, GATES)}")
-        self.gate, self.pieces = gate, _PIECES if weighted else _UNWEIGHTED
+        self.gate = gate
+        self.pieces = _PIECES if weighted else _UNWEIGHTED
         self.num_lanes = len(self.pieces) + 1
         self.decay = nn.Linear(d_model, num_heads, bias=bias)
         self.weight = nn.Linear(d_model, num_heads, bias=False) if weighted else None
@@ -114,7 +115,8 @@ class Cable(Prior):
         k_lanes = torch.cat(
             [torch.ones_like(s[..., :1]), s[..., [b for _, b in self.pieces]]], dim=-1
         )
-        dtype, offset = prior_dtype(self), q_pos.offset - k_pos.offset
+        dtype = prior_dtype(self)
+        offset = q_pos.offset - k_pos.offset
         return PriorTerms(
             q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset
         )

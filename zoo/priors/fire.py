@@ -68,7 +68,8 @@ class Fire(Prior):
     def _bias(
         self, q_pos: Positions, k_pos: Positions, causal: bool, dtype: torch.dtype
     ) -> BlockedBias:
-        device, grad = self.scale.device, any(p.requires_grad for p in self.parameters())
+        device = self.scale.device
+        grad = any(p.requires_grad for p in self.parameters())
         rows = q_pos.row_index(device), k_pos.row_index(device), q_pos.index(device)
         return BlockedBias(
             self._curve(dtype), *rows, causal, range(self.num_heads), dtype, grad, self.hidden

@@ -18,7 +18,8 @@ EPSILON = 1e-5
 # Heads that look away grow steep at distance 0: θβ = −8 is −1e40 there, beyond float32. A key below
 # −1e4 has a weight of 0 beside any that is not, and alone in its row it has the whole weight
 # whatever its prior: its gradient is 0, but for rounding times that number.
-STEEP, LOWEST = 1e4, -1e30
+STEEP = 1e4
+LOWEST = -1e30
 
 # How θα and θβ of H heads start, by what BAM's released code and paper call it.
 INITS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
@@ -153,10 +154,8 @@ class Ggd(TablePrior):
         self.theta_mu = nn.Parameter(mu, requires_grad=train_mu)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        dtype, lead = (
-            torch.promote_types(distance.dtype, torch.float32),
-            (self.num_heads,) + (1,) * distance.ndim,
-        )
+        dtype = torch.promote_types(distance.dtype, torch.float32)
+        lead = (self.num_heads,) + (1,) * distance.ndim
         alpha, beta, mu = (
             p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu)
         )

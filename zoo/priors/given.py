@@ -73,7 +73,9 @@ class Table(TablePrior):
         self.values = nn.Parameter(numbers, requires_grad=learnable)
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        length, values, away = self.values.shape[1], self.values.to(distance.dtype), distance.abs()
+        length = self.values.shape[1]
+        values = self.values.to(distance.dtype)
+        away = distance.abs()
         inside = values[:, away.clamp(max=length - 1).long()]
         if self.beyond == "zero":
             return torch.where(away < length, inside, IMPOSSIBLE)
@@ -137,10 +139,8 @@ class Matrix(Prior):
     def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
         """(1 or B, H, T, S)."""
         queries, keys = self.values.shape[1:]
-        device, end = (
-            self.values.device,
-            "the matrix prior has {} {} positions: pass a larger matrix",
-        )
+        device = self.values.device
+        end = "the matrix prior has {} {} positions: pass a larger matrix"
         i = q_pos.index_below(queries, end.format(queries, "query"), device)[:, :, None]
         j = k_pos.index_below(keys, end.format(keys, "key"), device)[:, None, :]
         return self.values.to(dtype)[:, i, j].transpose(0, 1)

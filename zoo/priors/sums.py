@@ -147,10 +147,8 @@ class KeyBias(_Sink):
         omega = 10000.0 ** (
             torch.arange(self.rank, device=at.device, dtype=torch.float64) / -max(self.rank - 1, 1)
         )
-        ramps, angle = (
-            [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)],
-            j * omega,
-        )
+        ramps = [j / self.train_context, torch.log1p(j) / math.log1p(self.train_context)]
+        angle = j * omega
         return torch.cat([angle.cos(), angle.sin(), *ramps], dim=-1)
 
     def bias(self, at: Tensor, causal: bool, dtype: torch.dtype) -> Tensor:
@@ -256,7 +254,9 @@ class Spectral(Prior):
         check_number("base of a spectral prior", base, least=1)
         if init not in ("uniform", "seeded"):
             raise ValueError(f"unknown init {init!r} of a spectral prior; known: uniform, seeded")
-        self.rank, self.base, self.num_lanes = rank, base, 2 * rank
+        self.rank = rank
+        self.base = base
+        self.num_lanes = 2 * rank
         self.alpha = nn.Parameter(torch.zeros(num_heads, rank))
         self.beta = nn.Parameter(torch.zeros(num_heads, rank))
         if init == "seeded":
@@ -293,7 +293,8 @@ class Spectral(Prior):
         """(H, *distance.shape) float64: the sum itself."""
         angle = distance.double()[..., None] * self.omega
         lead = (self.num_heads,) + (1,) * distance.ndim + (self.rank,)
-        alpha, beta = self.alpha.double().view(lead), self.beta.double().view(lead)
+        alpha = self.alpha.double().view(lead)
+        beta = self.beta.double().view(lead)
         return (alpha * angle.cos() + beta * angle.sin()).sum(-1)
 
     def forward(
@@ -307,7 +308,8 @@ class Spectral(Prior):
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> Tensor:
-        i, j = q_pos.row_index(self.omega.device), k_pos.row_index(self.omega.device)
+        i = q_pos.row_index(self.omega.device)
+        j = k_pos.row_index(self.omega.device)
         return self.series(i[:, None] - j)[None]
 
 
@@ -353,7 +355,8 @@ class Spectral2d(Prior):
         (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
         qy, ky = self.y.lanes(q_y[None], k_y[None])
         qx, kx = self.x.lanes(q_x[None], k_x[None])
-        q_lanes, k_lanes = torch.cat([qy, qx], dim=-1), torch.cat([ky, kx], dim=-1)
+        q_lanes = torch.cat([qy, qx], dim=-1)
+        k_lanes = torch.cat([ky, kx], dim=-1)
         pad = nn.functional.pad
         return PriorTerms(
             pad(q_lanes, (0, 0, q_pos.num_prefix, 0)), pad(k_lanes, (0, 0, k_pos.num_prefix, 0))

@@ -32,11 +32,9 @@ class T5(TablePrior):
             raise ValueError(
                 f"t5 needs an even number of buckets >= 4 and max_distance > buckets/2, got {num_buckets}, {max_distance}"
             )
-        self.num_buckets, self.max_distance, self.constant_from = (
-            num_buckets,
-            max_distance,
-            max_distance,
-        )
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.constant_from = max_distance
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets))
 
     def bucket(self, distance: Tensor, *, causal: bool) -> Tensor:

@@ -181,13 +181,13 @@ class FusedTable:
 
     @staticmethod
     def of(table: RelativeTable, *, causal: bool) -> FusedTable:
-        values, params, jacobian = table.table, None, None
+        values = table.table
+        params = None
+        jacobian = None
         if table.parametric is not None and torch.is_grad_enabled() and values.requires_grad:
-            values, params, jacobian = (
-                values.detach(),
-                table.parametric.params.float(),
-                table.jacobian().float(),
-            )
+            values = values.detach()
+            params = table.parametric.params.float()
+            jacobian = table.jacobian().float()
             jacobian = jacobian[1:] if table.parametric.log_factor else jacobian
         values = values.float()
         if table.origin is None:
@@ -218,7 +218,8 @@ class UnrolledTable:
 
         out: (1, H, stop − start, S) buffer for a grid's rows; only where no gradient is needed.
         """
-        of, source = self.of, self.source
+        of = self.of
+        source = self.source
         if of.shape is not None:
             place = _GridRows(of.shape, of.num_prefix, start, stop)
             rows = _Windows.apply(source, place) if out is None else place.write(source, out[0])
@@ -250,10 +251,12 @@ class _GridRows:
         2·height−1, width)."""
         height, width = self.shape
         patches = matrix[..., self.num_prefix :].unflatten(2, self.shape)
-        first, last = max(self.start - self.num_prefix, 0), self.stop - self.num_prefix
+        first = max(self.start - self.num_prefix, 0)
+        last = self.stop - self.num_prefix
         parts = []
         for y in range(first // width, -(-last // width)):
-            x0, x1 = max(first - y * width, 0), min(last - y * width, width)
+            x0 = max(first - y * width, 0)
+            x1 = min(last - y * width, width)
             at = y * width + x0 + self.num_prefix - self.start
             window = source[:, x0:x1, height - 1 - y : 2 * height - 1 - y]
             parts.append((patches[:, at : at + x1 - x0], window))
@@ -344,7 +347,9 @@ class BlockedBias:
     def block(self, heads: slice | Tensor, rows: slice, num_keys: int) -> Tensor:
         """(1 or B, h, t, num_keys): K of some heads, a slice or their indices, for some queries and
         the first keys."""
-        keys, q_row, extent = self.k_row[:num_keys], self.q_row[rows], self.extent[:, rows]
+        keys = self.k_row[:num_keys]
+        q_row = self.q_row[rows]
+        extent = self.extent[:, rows]
 
         def some(part: slice) -> Tensor:
             distance = (q_row[part, None] - keys).to(self.dtype)

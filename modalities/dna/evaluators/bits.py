@@ -97,7 +97,9 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     def stretch(self, model: ZooModel) -> int:
         """Bases of a stretch."""
-        longest, size, data = self.points(model)[-1], self.settings.stretch, self.heldout.items
+        longest = self.points(model)[-1]
+        size = self.settings.stretch
+        data = self.heldout.items
         if size is None:  # of all lengths alike, but for those beyond it
             return max(
                 longest,
@@ -132,7 +134,8 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     def cells(self, model: ZooModel) -> list[Cell]:
         """A cell is a length and a few stretches of one contig."""
-        size, data = self.stretch(model), self.heldout.items
+        size = self.stretch(model)
+        data = self.heldout.items
         by_contig = data.stretches(size, self.samples(model), self.settings.seed)
         left_out = len(data.contigs) - len(by_contig)
         cells = []
@@ -161,9 +164,11 @@ class Bits(DnaEvaluator[BitsSettings]):
         strands = strands_of(model, self.settings)
         single = load_tokenizer(model.config.tokenizer).bases_per_token == 1
         parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
-        by_stretch, tokens = self.windows(model, cell), self.settings.batch_tokens
+        by_stretch = self.windows(model, cell)
+        tokens = self.settings.batch_tokens
         values: CellValue = {name: [] for name in SUMS}
-        left_over, parts = 0, []
+        left_over = 0
+        parts = []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
             once = whole_kmers(model, self.at_once(model, windows.shape[1]))
             scores = score_windows(
@@ -188,7 +193,9 @@ class Bits(DnaEvaluator[BitsSettings]):
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """The contig of a cell: bits per base, and the accuracy of single bases."""
-        point, unit, bases = cell["length"], cell["contig"], sum(cell["bases"])
+        point = cell["length"]
+        unit = cell["contig"]
+        bases = sum(cell["bases"])
         yield Observed(point, unit, "bits_per_base", sum(cell["bits"]), bases)
         if cell["single"]:
             yield Observed(point, unit, "accuracy", sum(cell["correct"]), bases)
@@ -286,7 +293,8 @@ def _sums_of_parts(
 ) -> np.ndarray:
     """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by
     base."""
-    bits, bases = np.zeros(shape), np.zeros(shape)
+    bits = np.zeros(shape)
+    bases = np.zeros(shape)
     width = scores.nll.shape[1]  # less than a window where bases at its end make no token
     bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
     place = stretch.contig, stretch.start, stretch.start + bits.size
@@ -298,8 +306,10 @@ def _sums_of_parts(
 def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
     """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop),
     all of whose words of WORD bases stand more than once in the contig's file, on either strand."""
-    before, after = max(0, start - LEAST + 1), min(genome[contig].length, stop + LEAST - 1)
-    codes, table = genome.codes(contig, before, after), _words(genome, genome[contig].file)
+    before = max(0, start - LEAST + 1)
+    after = min(genome[contig].length, stop + LEAST - 1)
+    codes = genome.codes(contig, before, after)
+    table = _words(genome, genome[contig].file)
     times = _times(codes, table)
     # A word that ends at e of the other strand ends at T − 1 − e + WORD − 1 of this one.
     times[WORD - 1 :] += _times(reverse_complement(codes), table)[WORD - 1 :][::-1]
@@ -313,7 +323,8 @@ def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray
 def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """(T,) how often the word that ends at each base of codes (T,) is in a sorted table."""
     context, known = contexts(codes[None], WORD - 1)
-    whole, times = (known >= WORD - 1) & (codes < UNKNOWN), np.zeros(len(codes), np.int64)
+    whole = (known >= WORD - 1) & (codes < UNKNOWN)
+    times = np.zeros(len(codes), np.int64)
     words = (context[whole] << 2 | codes[whole]).astype(np.uint32)
     times[whole] = np.searchsorted(table, words, side="right") - np.searchsorted(table, words)
     return times

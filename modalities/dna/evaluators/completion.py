@@ -88,7 +88,8 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def cells(self, model: ZooModel) -> list[Cell]:
         if not isinstance(model, Decoder):  # before other models are measured
             raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
-        new, bases = self.settings.new_bases, load_tokenizer(model.config.tokenizer).bases_per_token
+        new = self.settings.new_bases
+        bases = load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
         places = _places(
             self.heldout.items,
@@ -116,8 +117,11 @@ class Completion(DnaEvaluator[CompletionSettings]):
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         assert isinstance(model, Decoder)
-        genome, window, places = self.heldout.items.genome, cell.data["prompt"], cell.data["places"]
-        new, length = self.settings.new_bases, cell.data["length"]
+        genome = self.heldout.items.genome
+        window = cell.data["prompt"]
+        places = cell.data["places"]
+        new = self.settings.new_bases
+        length = cell.data["length"]
         seed = np.random.SeedSequence(
             [self.settings.seed, length, cell.data["first"]]
         ).generate_state(1)[0]
@@ -138,7 +142,8 @@ class Completion(DnaEvaluator[CompletionSettings]):
                 np.stack([encode(t) for c in here for t in c[name]])
                 for name in ("truth", "written")
             )
-            hits, r = (truth == written).mean(1), gc_correlation(truth, written)
+            hits = (truth == written).mean(1)
+            r = gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
             rows.append(
                 {
@@ -157,7 +162,8 @@ class Completion(DnaEvaluator[CompletionSettings]):
 
     def measured(self, results: list[ModelResult]) -> str:
         contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
-        count, new = results[0].rows[-1]["prompts"], self.settings.new_bases
+        count = results[0].rows[-1]["prompts"]
+        new = self.settings.new_bases
         fewer = (
             f" (of {self.settings.samples} asked for: no more room)"
             if count < self.settings.samples
@@ -204,7 +210,8 @@ def write_bases(
     for prompt in prompts:
         ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
         rows.append(np.concatenate([[tokenizer.bos_id], ids]))
-    steps, bases = [], np.zeros(len(rows), np.int64)
+    steps = []
+    bases = np.zeros(len(rows), np.int64)
     for tokens in stream(model, rows, max_new_tokens=new_bases, temperature=temperature, seed=seed):
         steps.append(tokens.cpu().numpy())
         bases += tokenizer.widths[steps[-1]]

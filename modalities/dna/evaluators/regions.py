@@ -118,7 +118,9 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
         return strands_of(model, self.settings) == "both"
 
     def cells(self, model: ZooModel) -> list[Cell]:
-        rows, half, both = self.regions(), self.window(model) // 2, self.both(model)
+        rows = self.regions()
+        half = self.window(model) // 2
+        both = self.both(model)
         return [
             Cell(
                 f"part={n}",
@@ -131,11 +133,9 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
     def read(self, model: ZooModel, spans: Sequence[Span]) -> Iterator[Read]:
         """What every window of every span says, a strand after the other, windows of similar
         lengths together."""
-        genome, half, batch_tokens = (
-            self.genome(),
-            self.window(model) // 2,
-            self.settings.batch_tokens,
-        )
+        genome = self.genome()
+        half = self.window(model) // 2
+        batch_tokens = self.settings.batch_tokens
         step = load_tokenizer(model.config.tokenizer).step
         for turned in (False, True):
             chosen = [
@@ -146,15 +146,15 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
             windows = [window for n, span in chosen for window in _windows(n, span, half, turned)]
             for batch in _batches(windows, batch_tokens):
                 codes = _codes(genome, spans, batch, turned)
-                nats, counted = np.zeros(codes.shape), np.zeros(codes.shape, bool)
+                nats = np.zeros(codes.shape)
+                counted = np.zeros(codes.shape, bool)
                 if codes.shape[1] >= step:
                     scores = score_windows(model, codes, batch_tokens=batch_tokens, by_base=True)
-                    nats, counted = scores.nll.numpy(), scores.bases.numpy() > 0
+                    nats = scores.nll.numpy()
+                    counted = scores.bases.numpy() > 0
                 for n, window in enumerate(batch):
-                    part, start = (
-                        slice(window.first - window.start, window.last - window.start),
-                        window.first,
-                    )
+                    part = slice(window.first - window.start, window.last - window.start)
+                    start = window.first
                     if turned:
                         start = spans[window.span].length - window.last
                     way = -1 if turned else 1
@@ -163,7 +163,8 @@ class RegionEvaluator(FileEvaluator[RegionSettings]):
                     )
 
     def measured(self, results: list[ModelResult]) -> str:
-        rows, what = results[0].rows, "records" if self.settings.regions is None else "regions"
+        rows = results[0].rows
+        what = "records" if self.settings.regions is None else "regions"
         bases, length = (sum(row[name] for row in rows) for name in ("bases", "length"))
         left_out = (
             f"; {length - bases:,} left out: unknown, or in no whole token"
@@ -205,7 +206,8 @@ def spans_of(genome: Genome, rows: Sequence[Region], half: int, size: int) -> It
     part: list[Span] = []
     room = size
     for number, row in enumerate(rows):
-        length, start = genome[row.contig].length, row.start
+        length = genome[row.contig].length
+        start = row.start
         while start < row.stop:
             # Where windows end, so that none is read twice.
             cut = max(start + room // 2, start + half, 2 * half) // half * half
@@ -215,7 +217,8 @@ def spans_of(genome: Genome, rows: Sequence[Region], half: int, size: int) -> It
             start = span.stop
             if room <= 0:
                 yield part
-                part, room = [], size
+                part = []
+                room = size
     if part:
         yield part
 
@@ -255,7 +258,9 @@ def _codes(
     last."""
     filled = np.full((len(batch), len(batch[-1])), UNKNOWN, np.uint8)
     for row, window in zip(filled, batch, strict=True):
-        span, start, stop = spans[window.span], window.start, window.stop
+        span = spans[window.span]
+        start = window.start
+        stop = window.stop
         if turned:
             start, stop = span.length - stop, span.length - start
         codes = genome.codes(span.contig, start, stop)
@@ -285,7 +290,9 @@ class Score(RegionEvaluator):
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         """Sums over the cell's spans; a row's sums are those of all its spans."""
-        spans, rows, genome = cell.data["spans"], cell.data["rows"], self.genome()
+        spans = cell.data["spans"]
+        rows = cell.data["rows"]
+        genome = self.genome()
         sums: list[Row] = [dict.fromkeys(SUMS, 0) for _ in spans]
         for read in self.read(model, spans):
             total = sums[read.span]
@@ -296,7 +303,8 @@ class Score(RegionEvaluator):
             )
         records = []
         for span, numbers in zip(spans, sums, strict=True):
-            row, codes = rows[span.row], genome.codes(span.contig, span.start, span.stop)
+            row = rows[span.row]
+            codes = genome.codes(span.contig, span.start, span.stop)
             numbers["known"] = int((codes != UNKNOWN).sum())
             numbers["strong"] = int(np.isin(codes, (1, 2)).sum())
             place = {
@@ -317,11 +325,9 @@ class Score(RegionEvaluator):
         strands = max((cell["strands"] for cell in cells.values()), default=1)
         rows = []
         for record in records.values():
-            length, read, known = (
-                record["bed_stop"] - record["bed_start"],
-                record["read"],
-                record["known"],
-            )
+            length = record["bed_stop"] - record["bed_start"]
+            read = record["read"]
+            known = record["known"]
             nats = record["nats"] / read if read else math.nan
             place = {
                 name: record[name] for name in ("name", "contig", "bed_start", "bed_stop", "strand")
@@ -361,7 +367,8 @@ class Track(RegionEvaluator):
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         """The bits of each span's bases: little-endian float32 in base64, NaN where a base does not
         count."""
-        spans, strands = cell.data["spans"], 1 + self.both(model)
+        spans = cell.data["spans"]
+        strands = 1 + self.both(model)
         bits = [np.zeros(span.stop - span.start) for span in spans]
         for read in self.read(model, spans):
             first = read.start - spans[read.span].start
@@ -394,7 +401,8 @@ class Track(RegionEvaluator):
         for result in results:
             with replacing(out / f"{self.name}.{file_safe(result.label)}.bedgraph") as file:
                 for _, contig, start, bits in _values(result.cells):
-                    texts, known = bits.astype(str), np.flatnonzero(np.isfinite(bits)).tolist()
+                    texts = bits.astype(str)
+                    known = np.flatnonzero(np.isfinite(bits)).tolist()
                     file.writelines(
                         f"{contig}\t{start + n}\t{start + n + 1}\t{texts[n]}\n" for n in known
                     )

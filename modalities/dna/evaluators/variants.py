@@ -44,7 +44,9 @@ UNEVEN = (
     "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
 )
 NOTHING_KNOWN = "no known base in its windows"
-LEAST_PART, MOST_PARTS = 256, 64  # variants in a cell, cells of a file
+# variants in a cell, cells of a file
+LEAST_PART = 256
+MOST_PARTS = 64
 SHOWN = 10  # variants on the terminal
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
@@ -83,10 +85,9 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     require("pysam", str(path), "dna")
     import pysam
 
-    place, before = (
-        "the header",
-        pysam.set_verbosity(0),
-    )  # htslib says nothing on standard error meanwhile
+    # htslib says nothing on standard error meanwhile
+    place = "the header"
+    before = pysam.set_verbosity(0)
     try:
         with pysam.VariantFile(str(path)) as file:
             for number in itertools.count(1):
@@ -95,7 +96,8 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
                 if record is None:
                     return
                 str(record)  # raises for bytes that are no text
-                ref, chrom = (record.ref or "").upper(), sys.intern(record.chrom)
+                ref = (record.ref or "").upper()
+                chrom = sys.intern(record.chrom)
                 for alt in record.alts or (".",):
                     alt = alt.upper() if alt.isalpha() else alt  # breakends name contigs
                     reason = _unscorable(record.pos, ref, alt)
@@ -160,7 +162,8 @@ def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
     """Bases cut off on the left, and two alleles without the ends that they share; the right one is
     cut first."""
     cut = _common(ref[::-1], alt[::-1])
-    ref, alt = ref[: len(ref) - cut], alt[: len(alt) - cut]
+    ref = ref[: len(ref) - cut]
+    alt = alt[: len(alt) - cut]
     cut = _common(ref, alt)
     return cut, ref[cut:], alt[cut:]
 
@@ -173,7 +176,9 @@ def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change
     at += cut
     if ref and alt:
         return Change(chrom, at, ref, alt)
-    length, unit, stop = genome[chrom].length, encode(ref or alt), at + len(ref)
+    length = genome[chrom].length
+    unit = encode(ref or alt)
+    stop = at + len(ref)
     left = _repeated(unit[::-1], lambda size: genome.codes(chrom, max(0, at - size), at)[::-1])
     right = _repeated(unit, lambda size: genome.codes(chrom, stop, min(length, stop + size)))
     unit_left = decode(np.roll(unit, left % len(unit)))
@@ -242,7 +247,8 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | i
 def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
     """Codes of the reference's window and of the alternative one: both begin and end at the same
     bases of the reference."""
-    change, codes = placed.change, genome.codes(placed.change.chrom, placed.start, placed.stop)
+    change = placed.change
+    codes = genome.codes(placed.change.chrom, placed.start, placed.stop)
     return codes, np.concatenate(
         [codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]]
     )
@@ -376,7 +382,8 @@ class Variants(FileEvaluator[VariantSettings]):
         return [Cell(f"variants={n}", costs[n], {"entries": part}) for n, part in parts.items()]
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        entries, strands = cell.data["entries"], strands_of(model, self.settings)
+        entries = cell.data["entries"]
+        strands = strands_of(model, self.settings)
         placed = [where for _, where in entries if where]
         tokens = self.settings.batch_tokens
         costs = iter(
@@ -456,7 +463,8 @@ def _placed(genome: Genome, variant: Variant, window: int, step: int) -> Entry:
         return variant, None
     if variant.chrom not in genome:
         return replace(variant, reason=f"{NO_CONTIG}: {variant.place}: {variant.chrom!r}"), None
-    at, length = variant.pos - 1, genome[variant.chrom].length
+    at = variant.pos - 1
+    length = genome[variant.chrom].length
     bases = decode(genome.codes(variant.chrom, min(at, length), min(at + len(variant.ref), length)))
     if bases != variant.ref:
         there = f"has {bases}" if bases else f"lies beyond its {length}"

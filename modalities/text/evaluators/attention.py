@@ -145,7 +145,8 @@ class Sinks(_Look):
                 name: values[name].clamp(-MARGIN, MARGIN)
                 for name in ("content_margin", "prior_margin")
             }
-            mass, signal = values["sink_mass"].numpy(), values["content_range"].numpy()
+            mass = values["sink_mass"].numpy()
+            signal = values["content_range"].numpy()
             bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
             means = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
             sums = np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist()
@@ -156,7 +157,8 @@ class Sinks(_Look):
         return {"layers": layers}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        rows, middles = [], np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
+        rows = []
+        middles = np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
         for layer, texts in enumerate(
             zip(*(cell["layers"] for cell in cells.values()), strict=True)
         ):
@@ -302,7 +304,8 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     attention = getattr(layer, "attention", None)
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
-    prior, ssmax = attention.prior, attention.ssmax
+    prior = attention.prior
+    ssmax = attention.ssmax
     columns: dict[str, Tensor] = {"retrieval": torch.tensor(retrieval_heads(attention))}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
     columns |= {} if ssmax is None else {"ssmax.s": ssmax.scales()}

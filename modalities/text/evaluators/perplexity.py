@@ -116,8 +116,10 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         return f"{row['tokens']:,} tokens of {row['documents']:,} {units}"
 
     def cells(self, model: Decoder) -> list[Cell]:
-        lengths, heldout = self.points(model), self.heldout_for(model)
-        longest, kind = max(lengths), self.settings.documents
+        lengths = self.points(model)
+        heldout = self.heldout_for(model)
+        longest = max(lengths)
+        kind = self.settings.documents
         stretches = _stretches(
             heldout.items, model.config.tokenizer, longest, self.settings.seed, heldout.name, kind
         )
@@ -139,13 +141,12 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        length, tokens = (
-            cell.data["length"],
-            torch.as_tensor(cell.data["tokens"], device=device_of(model)),
-        )
+        length = cell.data["length"]
+        tokens = torch.as_tensor(cell.data["tokens"], device=device_of(model))
         width = min(length, len(tokens) - 1)  # less than the length in a short document
         count = (len(tokens) - 1) // width * width
-        inputs, targets = tokens[:count].view(-1, width), tokens[1 : count + 1].view(-1, width)
+        inputs = tokens[:count].view(-1, width)
+        targets = tokens[1 : count + 1].view(-1, width)
         by_position = torch.zeros(length, dtype=torch.float64)
         windows = list(windows_of(width, self.at_once(model, width)))
         most = self.settings.batch_size(windows[0][0].stop)
@@ -229,7 +230,8 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
     drawn: list[float] = []
     for row, style in zip(rows, styles_of(results), strict=True):
-        ends, windows = row["position_to"], row["tokens"] / row["length"]
+        ends = row["position_to"]
+        windows = row["tokens"] / row["length"]
         sizes = [
             min(end, row["length"]) - start
             for start, end in zip([0, *ends[:-1]], ends, strict=True)
@@ -257,7 +259,8 @@ def _stretches(
 ) -> list[Stretch]:
     """Stretches of `length` tokens and the token before them, or up to as many; all documents'
     first ones come first."""
-    tokenizer, of_line = load_tokenizer(spec), np.zeros(0)
+    tokenizer = load_tokenizer(spec)
+    of_line = np.zeros(0)
     if kind == "joined":
         line = np.concatenate(
             [part for document in documents for part in ([tokenizer.bos_id], document.tokens)]

@@ -97,7 +97,8 @@ class Recall(TextEvaluator[RecallSettings]):
         )
 
     def identity(self, model: Decoder) -> Row:
-        text, settings = self.heldout_for(model).fingerprint, self.settings
+        text = self.heldout_for(model).fingerprint
+        settings = self.settings
         read = {
             "lengths": self.points(model),
             "questions": settings.questions,
@@ -109,7 +110,8 @@ class Recall(TextEvaluator[RecallSettings]):
         return f"{results[0].rows[-1]['documents']} documents with {self.settings.questions} facts each"
 
     def cells(self, model: Decoder) -> list[Cell]:
-        lengths, documents = self.points(model), self.heldout_for(model).items
+        lengths = self.points(model)
+        documents = self.heldout_for(model).items
         if not self.describe(documents, lengths[-1]):
             longest = max(len(document.tokens) for document in documents)
             raise ValueError(
@@ -121,7 +123,8 @@ class Recall(TextEvaluator[RecallSettings]):
         chosen = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]][
             : self.settings.samples or 8
         ]
-        tokenizer, rng = load_tokenizer(model.config.tokenizer), np.random.default_rng(0)
+        tokenizer = load_tokenizer(model.config.tokenizer)
+        rng = np.random.default_rng(0)
         # its errors come now
         state_facts(
             documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer
@@ -133,7 +136,8 @@ class Recall(TextEvaluator[RecallSettings]):
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
         """The start of a document with its share of the facts, where all of it is long."""
-        data, trials = cells[0].data, []
+        data = cells[0].data
+        trials = []
         for length in (n for n in (1024, 2048) if 2 * n < data["length"]):
             questions = max(2, self.settings.questions * length // data["length"])
             shorter = {"length": length, "lengths": (length,), "questions": questions}
@@ -145,21 +149,29 @@ class Recall(TextEvaluator[RecallSettings]):
 
     @torch.inference_mode()
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
-        tokenizer, lengths = load_tokenizer(model.config.tokenizer), cell.data["lengths"]
+        tokenizer = load_tokenizer(model.config.tokenizer)
+        lengths = cell.data["lengths"]
         document: EncodedDocument = cell.data["text"]
         rng = np.random.default_rng([self.settings.seed, cell.data["document"]])
         text, of_document, facts = state_facts(
             document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer
         )
-        room, trained, device = lengths[-1] - len(text), self.trained_at(model), device_of(model)
+        room = lengths[-1] - len(text)
+        trained = self.trained_at(model)
+        device = device_of(model)
         sizes = document.byte_lengths(tokenizer)
         tokens, is_text = (torch.as_tensor(x, device=device) for x in (text, of_document))
-        afresh, by_length = self._afresh(model), []
-        cache, read, before, seconds = model.new_cache(lengths[-1]), 0, 0, 0.0
+        afresh = self._afresh(model)
+        by_length = []
+        cache = model.new_cache(lengths[-1])
+        read = 0
+        before = 0
+        seconds = 0.0
         for length in lengths:
             stop = length - room
             if afresh:
-                cache, read = model.new_cache(length), stop - (self.at_once(model, length) - room)
+                cache = model.new_cache(length)
+                read = stop - (self.at_once(model, length) - room)
             inputs = tokens[read:stop].clone()
             if read and afresh:
                 inputs[0] = tokenizer.bos_id
@@ -230,7 +242,8 @@ class Recall(TextEvaluator[RecallSettings]):
 def _answer(model: Decoder, cache: KVCache, fact: StatedFact) -> tuple[int, int, float]:
     """(Tokens of the answer, those that are the likeliest given the ones before, nats of all); the
     cache is left as it was."""
-    mark, count = cache.mark(), len(fact.answer)
+    mark = cache.mark()
+    count = len(fact.answer)
     ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
     logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[
         0

@@ -126,7 +126,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         }
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        settings, images, trained = self.settings, self.heldout.items, model.config.train_size
+        settings = self.settings
+        images = self.heldout.items
+        trained = model.config.train_size
         if images.classes and len(images.classes) != model.config.num_classes:
             listed = f"{len(images.classes)} classes and the model {model.config.num_classes}"
             way_out = (
@@ -140,7 +142,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         count = min(settings.samples or len(images), len(images))
         small: set[int] = set()
         if not self.enlarges:
-            sides, largest = self.sides(model, count), min(shapes[-1])
+            sides = self.sides(model, count)
+            largest = min(shapes[-1])
             self.check_reach(model, largest, sides)
             small = {place for place, side in sides.items() if side < largest}
         needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
@@ -165,11 +168,9 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         height, width = shape = cell.data["shape"]
-        patch, classes, like = (
-            model.config.patch_size,
-            model.config.num_classes,
-            next(model.parameters()),
-        )
+        patch = model.config.patch_size
+        classes = model.config.num_classes
+        like = next(model.parameters())
         tokens = model.num_prefix_tokens + (height // patch) * (width // patch)
         skipped: Counter[str] = Counter(
             {"too small": len(cell.data["small"])} if cell.data["small"] else {}
@@ -189,7 +190,8 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             if not rows:
                 continue
             pixels, truths, groups = zip(*rows, strict=True)
-            labels, logits = torch.tensor(truths), model(torch.stack(pixels).to(like)).float().cpu()
+            labels = torch.tensor(truths)
+            logits = model(torch.stack(pixels).to(like)).float().cpu()
             self.advance(len(labels))
             sums["images"] += len(labels)
             sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -296,7 +298,8 @@ def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray:
 def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray]) -> Row:
     """Columns of a row: top-1 by each control and what is gained over it; under `controls` with 95%
     intervals over units."""
-    units, labels = _units(cells), _column(cells, "labels")
+    units = _units(cells)
+    labels = _column(cells, "labels")
 
     def by_unit(right: np.ndarray) -> ScoresByUnit:
         pairs = zip(units, right.tolist(), strict=True)

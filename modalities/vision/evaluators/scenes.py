@@ -184,7 +184,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         return answer
 
     def shapes(self, model: VisionTransformer) -> list[Shape]:
-        shapes, trained = super().shapes(model), self.trained_at(model)
+        shapes = super().shapes(model)
+        trained = self.trained_at(model)
         if small := [min(shape) for shape in shapes if min(shape) < trained]:
             raise ValueError(
                 f"sizes {small} are below the training size; expected {trained} or more"
@@ -197,7 +198,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             raise ValueError(
                 f"{self.name} asks for {self.target!r}; the model was trained with target={trained!r}"
             )
-        scenes, shapes = self.heldout.items, self.shapes(model)
+        scenes = self.heldout.items
+        shapes = self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
         cells = []
@@ -215,7 +217,9 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
-        shape, trained, patch = cell.data["shape"], model.config.train_size, model.config.patch_size
+        shape = cell.data["shape"]
+        trained = model.config.train_size
+        patch = model.config.patch_size
         skipped: Counter[str] = Counter()
         groups: list[str] = []
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*self.readings, "chance")}
@@ -257,12 +261,14 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     ) -> dict[str, tuple[Tensor, Canvas]]:
         """The answer of each reading, and the canvas it is about. shapes: those up to the canvas's
         own."""
-        shape, patch = canvas.shape, model.config.patch_size
+        shape = canvas.shape
+        patch = model.config.patch_size
         by_size = [
             self.resampled(self._read(model, canvas.resized(one))[0], shape, patch)
             for one in shapes
         ]
-        native, grown = by_size[-1], small.resized(shape)
+        native = by_size[-1]
+        grown = small.resized(shape)
         answers: dict[str, tuple[Tensor, Canvas]] = {
             "native": (native, canvas),
             "reduced": (by_size[0], canvas),
@@ -274,10 +280,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         if "cropped" in self.readings:
             x, y = ring_centre(np.asarray(canvas.image.convert("RGB")))
             height, width = small.shape
-            left, top = (
-                min(max(0, x - width // 2), shape[1] - width),
-                min(max(0, y - height // 2), shape[0] - height),
-            )
+            left = min(max(0, x - width // 2), shape[1] - width)
+            top = min(max(0, y - height // 2), shape[0] - height)
             answers["cropped"] = (
                 self._read(model, canvas.window(left, top, small.shape))[0],
                 canvas,
@@ -294,8 +298,10 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         patch is taken from the last tile that shows it; of overlapping ones from that whose middle
         is nearest.
         """
-        patch, tile = model.config.patch_size, model.config.train_size
-        starts, owners = [], []
+        patch = model.config.patch_size
+        tile = model.config.train_size
+        starts = []
+        owners = []
         for side, most in zip(tile, canvas.shape, strict=True):
             step = max(1, side // 2 // patch) * patch if overlapping else side
             begins = np.array(
@@ -376,7 +382,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
             )
             lead = "" if reading == "native" else f"{reading}_"
             total, without = _by_group(tallies, groups)
-            scores, others = self.scores_of(total), [self.scores_of(one) for one in without]
+            scores = self.scores_of(total)
+            others = [self.scores_of(one) for one in without]
             left_out[reading] = np.array([one[self.main] for one in others])
             row |= {f"{lead}{name}": value for name, value in scores.items()}
             if reading != "chance":
@@ -389,7 +396,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         )
         row["controls"] = []
         for reading in self.readings[1:]:
-            value, control = row[self.main], row[f"{reading}_{self.main}"]
+            value = row[self.main]
+            control = row[f"{reading}_{self.main}"]
             error = _jackknife(left_out["native"] - left_out[reading])
             half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
             gap = {
@@ -429,7 +437,8 @@ class Find(SceneEvaluator):
 
     name = "find"
     summary = f"the marked object's category, {CONTROLS}"
-    target, readings = "marked", (*READINGS, "cropped")
+    target = "marked"
+    readings = (*READINGS, "cropped")
     scores = scene_scores(
         Score("top1", "top-1 of the marked object", unit_interval=True), readings=readings
     )
@@ -469,7 +478,8 @@ class Map(SceneEvaluator):
 
     name = "map"
     summary = f"what is at each patch (mean IoU), {CONTROLS}"
-    target, main = "map", "miou"
+    target = "map"
+    main = "miou"
     scores = scene_scores(
         Score("miou", "mean IoU of the patches", unit_interval=True),
         Score("objects", "patches with an object named right", unit_interval=True),
@@ -500,7 +510,8 @@ class Map(SceneEvaluator):
     def _compared(self, predicted: Tensor, canvas: Canvas, classes: int) -> list[float]:
         pixels = torch.from_numpy(target_of(canvas.objects, self.target, canvas.shape))
         true = at_patches(pixels[None], len(predicted))[0]
-        predicted, true = predicted[true >= 0], true[true >= 0]
+        predicted = predicted[true >= 0]
+        true = true[true >= 0]
         right = torch.bincount(true[predicted == true], minlength=classes)
         union = (
             torch.bincount(predicted, minlength=classes)

@@ -18,10 +18,12 @@ class Copies:
     report = ""
 
     def __init__(self, data, size=None):
-        self.data, self.size = data, size
+        self.data = data
+        self.size = size
 
     def __getitem__(self, numbers):
-        half, weights = self.data.half, np.zeros((len(numbers), 2 * self.data.half - 1), np.float32)
+        half = self.data.half
+        weights = np.zeros((len(numbers), 2 * self.data.half - 1), np.float32)
         drawn = [
             np.random.default_rng([self.data.seed, n]).integers(self.data.symbols, size=half)
             for n in numbers

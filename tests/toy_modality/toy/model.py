@@ -17,11 +17,13 @@ class ToyConfig:
 
 
 class ToyModel(ZooModel):
-    config_class, modality = ToyConfig, "toy"
+    config_class = ToyConfig
+    modality = "toy"
 
     def __init__(self, config):
         super().__init__()
-        self.config, dim = config, config.dim
+        self.config = config
+        dim = config.dim
         attention = Attention(dim, num_heads=2, prior=create_prior("alibi", num_heads=2))
         self.embedding = nn.Embedding(config.symbols, dim)
         self.block = Block(dim, attention, SwiGLU(dim, 2 * dim))
@@ -56,7 +58,8 @@ def loss(model, batch):
 
 
 def cost(model, data, width):
-    tokens, parameters = 2 * data.half, sum(p.numel() for p in model.parameters())
+    tokens = 2 * data.half
+    parameters = sum(p.numel() for p in model.parameters())
     return Cost(
         tokens,
         flops=6.0 * parameters * tokens,

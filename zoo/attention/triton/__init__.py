@@ -71,8 +71,11 @@ class TritonKernel:
         interpreted: Callable[[], bool] = _interpreted,
         distrust: Callable[[str, torch.dtype], str | None] = _find_distrust,
     ) -> None:
-        self.least_keys, self.decode_queries = least_keys, decode_queries
-        self.capability, self.interpreted, self.distrust = capability, interpreted, distrust
+        self.least_keys = least_keys
+        self.decode_queries = decode_queries
+        self.capability = capability
+        self.interpreted = interpreted
+        self.distrust = distrust
 
     def refuses(self, call: AttentionCall) -> str | None:
         why = self._cannot_serve(call)
@@ -120,7 +123,8 @@ class TritonKernel:
         wanted."""
         from zoo.attention.triton.op import decode_op, fused_attention, fused_decode
 
-        table, scalars = call.table, _scalars(call)
+        table = call.table
+        scalars = _scalars(call)
         q, k, v, row_scale, segments = _operands(call)
         on_grid = call.table is not None and call.table.shape is not None
         few = call.num_queries <= self.decode_queries and not on_grid
@@ -137,7 +141,9 @@ class TritonKernel:
             fused = FusedTable.of(
                 replace(table, origin=None) if wants_lse else table, causal=call.causal
             )
-            values, params, jacobian = fused.values, fused.params, fused.jacobian
+            values = fused.values
+            params = fused.params
+            jacobian = fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
         # Only a bound on logits that varies between tiles leaves some out; that of content alone
         # does not.
@@ -184,11 +190,14 @@ def _constant_from(call: AttentionCall) -> int:
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take
     them."""
-    q, k, v = call.unscaled, call.keys, call.v
+    q = call.unscaled
+    k = call.keys
+    v = call.v
     if k.shape[1] != v.shape[1]:
         groups = max(k.shape[1], v.shape[1])
         groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
-        k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+        k = repeat_heads(k, groups)
+        v = repeat_heads(v, groups)
     # A tensor with one column may report any stride as contiguous.
     q, k, v = (
         x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
@@ -201,9 +210,11 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
 
 def _scalars(call: AttentionCall) -> tuple[list[int], float]:
     """`place`, of `op.operands`, and the softmax scale: the operator's scalar arguments."""
-    origin, grid = 0, []
+    origin = 0
+    grid = []
     if call.table is not None and call.table.shape is not None:
-        origin, grid = call.table.center, [*call.table.shape, call.table.num_prefix]
+        origin = call.table.center
+        grid = [*call.table.shape, call.table.num_prefix]
     elif call.table is not None:
         origin = call.table.origin or 0
     lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]

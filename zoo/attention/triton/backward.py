@@ -109,7 +109,8 @@ def _delta(
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     start = tl.program_id(0) % blocks * BM
-    b, h = row // heads, row % heads
+    b = row // heads
+    h = row % heads
     do = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH, DV, BM, True)
     o = tile_at(out + b * ob + h * oh, start, ot, queries, WIDTH, DV, BM, True)
     rows = start + tl.arange(0, BM)
@@ -136,7 +137,8 @@ def output_gradient(
     """dO with δ = Σ_d dO·O, the softmax term of every ds of a row; `out` (B,H,T,Dv) and lse2 are of
     the forward pass."""
     g = geometry
-    grad_out, out = last_axis_contiguous(grad_out), last_axis_contiguous(out)
+    grad_out = last_axis_contiguous(grad_out)
+    out = last_axis_contiguous(out)
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
     block = common.TILE
     with on_device(out):
@@ -180,7 +182,8 @@ def _dkdv(
     groups = heads // share
     row = (tl.program_id(0) // blocks).to(tl.int64)
     start = tl.program_id(0) % blocks * BN
-    b, g = row // groups, row % groups
+    b = row // groups
+    g = row % groups
     batch_rows = tl.num_programs(0) // blocks * share
     cols = (start + tl.arange(0, BN))[:, None]
     k_place = place_of(cols, index)
@@ -193,24 +196,21 @@ def _dkdv(
     if segments is not None:
         col_ids = row_values(segments + b * keys, cols, keys, 0, True)
     # Queries that see some key of this block, and those that see all of it.
-    first, last, full_first, full_last = (
-        0 * start,
-        0 * start + queries,
-        0 * start,
-        0 * start + queries,
-    )
+    first = 0 * start
+    last = 0 * start + queries
+    full_first = 0 * start
+    full_last = 0 * start + queries
     if CAUSAL:
-        first, full_first = tl.maximum(first, start - offset), start + BN - 1 - offset
+        first = tl.maximum(first, start - offset)
+        full_first = start + BN - 1 - offset
     if window is not None:
         last, full_last = (
             tl.minimum(last, start + BN - 1 + window - offset),
             tl.minimum(last, start + window - offset),
         )
         if not CAUSAL:
-            first, full_first = (
-                tl.maximum(first, start - window + 1 - offset),
-                start + BN - window - offset,
-            )
+            first = tl.maximum(first, start - window + 1 - offset)
+            full_first = start + BN - window - offset
     if prefix is not None:
         full_first = tl.maximum(full_first, prefix)
         full_last = tl.where(start < prefix, 0, full_last)
@@ -222,15 +222,18 @@ def _dkdv(
         near, far = same_document(
             segments + b * keys + offset, col_ids, start - offset, near, far, BM
         )
-        full_first, full_last = near * BM, far * BM
+        full_first = near * BM
+        full_last = far * BM
     dk_sum = tl.zeros([BN, DK], tl.float32)
     dv_sum = tl.zeros([BN, DV], tl.float32)
     lanes_sum = tl.zeros([BN, DL], tl.float32)
     for member in range(0, share):
         h = g * share + member
         head_row = b * heads + h
-        q_head, do_head = q + b * qb + h * qh, grad_out + b * gob + h * goh
-        lo_token, hi_token = first, last
+        q_head = q + b * qb + h * qh
+        do_head = grad_out + b * gob + h * goh
+        lo_token = first
+        hi_token = last
         if plan is not None:
             lo_plan, hi_plan = planned(
                 plan + head_row * k_tiles,
@@ -241,7 +244,8 @@ def _dkdv(
                 BN,
                 TILE,
             )
-            lo_token, hi_token = tl.maximum(first, lo_plan), tl.minimum(last, hi_plan)
+            lo_token = tl.maximum(first, lo_plan)
+            hi_token = tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
         for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
@@ -343,7 +347,8 @@ def _dq(
     )  # last blocks first: causal, they have the most keys
     start = block * BM
     batch_rows = tl.num_programs(0) // blocks
-    b, h = row // heads, row % heads
+    b = row // heads
+    h = row % heads
     rows = (start + tl.arange(0, BM))[:, None]
     q_place = place_of(rows, index)
     q_tile = tile_at(q + b * qb + h * qh + LANES, start, qt, queries, WIDTH_K, DK, BM, True)
@@ -353,7 +358,8 @@ def _dq(
     do_tile = tile_at(grad_out + b * gob + h * goh, start, got, queries, WIDTH_V, DV, BM, True)
     lse_rows = row_values(lse + row * queries, rows, queries, float("inf"), True)
     delta_rows = row_values(delta + row * queries, rows, queries, 0.0, True)
-    k_head, v_head = k + b * kb + h // share * kg, v + b * vb + h // share * vg
+    k_head = k + b * kb + h // share * kg
+    v_head = v + b * vb + h // share * vg
     row_ids = None
     if segments is not None:
         segments += b * keys
@@ -449,7 +455,9 @@ def _dq(
     )
     tokens = start + tl.arange(0, BM)
     if d_scale is not None:
-        scale_sum, residue, mean = tl.sum(scale_sum, 1), tl.sum(residue, 1), tl.sum(mean, 1)
+        scale_sum = tl.sum(scale_sum, 1)
+        residue = tl.sum(residue, 1)
+        mean = tl.sum(mean, 1)
         # δ of a rounded output leaves Σ_j ds off its value, by which what the row's logits have in
         # common would enter.
         if d_lse is not None:
@@ -486,7 +494,8 @@ def block_sizes(
 def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
     """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k;
     None: there is none."""
-    g, table2 = call.geometry, call.table2
+    g = call.geometry
+    table2 = call.table2
     tiles = cdiv(g.queries, common.TILE), cdiv(g.keys, common.TILE)
     origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
     return (
@@ -520,14 +529,17 @@ def attention_backward(
     jacobian: (P, H, N) float32, ∂table/∂params. log_factor: the table is the derivative by the
     first of one param more.
     """
-    g, table2 = call.geometry, call.table2
+    g = call.geometry
+    table2 = call.table2
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (
         None if x is None else x.contiguous() for x in (call.row_scale, call.segments)
     )
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
     grad_out, lse2, delta, grad_lse = upstream
-    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    dq = _empty_like(q)
+    dk = _empty_like(k)
+    dv = _empty_like(v)
     shape = shape_arguments(call)
     options = shape_options(g) | {"TILE": common.TILE, "PARTS": loops(q, segments)}
     width = max(options["DK"], options["DV"])

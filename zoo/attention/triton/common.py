@@ -307,7 +307,8 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
     SPAN: tl.constexpr = 1024
     document = tl.max(row_ids)
     one = tl.min(row_ids) == document
-    before, after = tl.full([SPAN], -1, tl.int32), tl.zeros([SPAN], tl.int32) + hi * BN
+    before = tl.full([SPAN], -1, tl.int32)
+    after = tl.zeros([SPAN], tl.int32) + hi * BN
     for start in range(lo * BN, tl.where(one, hi * BN, 0), SPAN):
         places = start + tl.arange(0, SPAN)
         other = tl.load(ids_ptr + places, mask=places < hi * BN, other=document) != document
@@ -328,7 +329,8 @@ def key_range(
     `planned`, or is None; `segments` at the batch row's document ids, `row_ids` (BM, 1) are of the
     queries, or both None; SAME: blocks in one document may be unmasked."""
     last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
-    lo, hi = 0, mask.keys
+    lo = 0
+    hi = mask.keys
     if CAUSAL:
         hi = tl.minimum(hi, last + 1)
     if mask.window is not None:
@@ -339,9 +341,12 @@ def key_range(
         lo_plan, hi_plan = planned(
             plan_rows, plan_step, tl.cdiv(mask.queries, TILE), first, mask.keys, BM, TILE
         )
-        lo, hi = tl.maximum(lo, lo_plan), tl.minimum(hi, hi_plan)
-    lo, hi = lo // BN, tl.cdiv(tl.maximum(hi, 0), BN)
-    full_lo, full_hi = lo, tl.minimum(mask.keys // BN, hi)
+        lo = tl.maximum(lo, lo_plan)
+        hi = tl.minimum(hi, hi_plan)
+    lo = lo // BN
+    hi = tl.cdiv(tl.maximum(hi, 0), BN)
+    full_lo = lo
+    full_hi = tl.minimum(mask.keys // BN, hi)
     if CAUSAL:
         full_hi = tl.minimum(full_hi, (first + mask.offset + 1) // BN)
     if mask.window is not None:
@@ -371,7 +376,8 @@ def tile_at(
     """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column
     and, if MASKED, row. The compiler cannot fold `opaque_zero`, and so does not hoist address
     arithmetic out of earlier loops and spill it."""
-    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
+    r = tl.arange(0, BLOCK) + opaque_zero
+    c = tl.arange(0, PADDED)
     at = (
         matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
     )
@@ -423,7 +429,8 @@ def store_tile(
 ):
     """Store the rows of `tile` inside a (count, WIDTH) matrix, rounded to its dtype. `opaque_zero`:
     as for `tile_at`."""
-    r, c = tl.arange(0, BLOCK) + opaque_zero, tl.arange(0, PADDED)
+    r = tl.arange(0, BLOCK) + opaque_zero
+    c = tl.arange(0, PADDED)
     at = (
         matrix + start * tl.cast(stride, tl.int64) + (r[:, None].to(tl.int64) * stride + c[None, :])
     )

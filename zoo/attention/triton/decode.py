@@ -44,7 +44,8 @@ CHUNK = tl.constexpr(16)  # splits summed per step
 @triton.jit
 def _span(first, last, mask, CAUSAL: tl.constexpr):
     """Positions [lo, hi) that hold every key the queries first..last see."""
-    lo, hi = 0, mask.keys
+    lo = 0
+    hi = mask.keys
     if CAUSAL:
         hi = tl.minimum(hi, last + mask.offset + 1)
     if mask.window is not None:
@@ -79,15 +80,17 @@ def _partial(
     mask = Mask(queries, keys, offset, window)
     # On the first grid axis with the heads, since the others are limited to 65535.
     blocks = tl.cdiv(group * queries, BM)
-    bg, split, first_row = (
-        (tl.program_id(0) // blocks).to(tl.int64),
-        tl.program_id(1),
-        tl.program_id(0) % blocks * BM,
-    )
-    b, g = bg // groups, bg % groups
+    bg = (tl.program_id(0) // blocks).to(tl.int64)
+    split = tl.program_id(1)
+    first_row = tl.program_id(0) % blocks * BM
+    b = bg // groups
+    g = bg % groups
     row = first_row + tl.arange(0, BM)
-    dk, dv, r = tl.arange(0, DK), tl.arange(0, DV), tl.arange(0, BN)
-    t, held = row // group, row < group * queries
+    dk = tl.arange(0, DK)
+    dv = tl.arange(0, DV)
+    r = tl.arange(0, BN)
+    t = row // group
+    held = row < group * queries
     h = g * group + row % group
     q = tl.load(
         q_ptr + b * sqb + (h * sqh + t.to(tl.int64) * sqt)[:, None] + dk[None, :],
@@ -97,7 +100,8 @@ def _partial(
         table += (h * sth)[:, None]
     # The table is in natural units, so that one that is as long as a cache is not copied for every
     # token.
-    row_ids, scale = None, tl.full([BM], LOG2E, tl.float32)
+    row_ids = None
+    scale = tl.full([BM], LOG2E, tl.float32)
     if segments is not None:
         segments += b * sib
         row_ids = tl.load(segments + offset + t, mask=held, other=-2)
@@ -118,7 +122,8 @@ def _partial(
     top = tl.full([BM], float("-inf"), tl.float32)
     for n in range(lo, hi, BN):
         cols = n + r
-        k_row, v_row = cols.to(tl.int64) * sks * UNIT, cols.to(tl.int64) * svs * UNIT
+        k_row = cols.to(tl.int64) * sks * UNIT
+        v_row = cols.to(tl.int64) * svs * UNIT
         valid = (cols < keys)[
             :, None
         ]  # unfilled slots may hold any bits, NaN and infinities included
@@ -176,7 +181,8 @@ def _combine(
     ascending order."""
     rows = group * queries
     at = tl.program_id(0).to(tl.int64)
-    bg, row = at // rows, (at % rows).to(tl.int32)
+    bg = at // rows
+    row = (at % rows).to(tl.int32)
     dv = tl.arange(0, DV)
     first = bg * splits * rows + row
     every = tl.arange(0, SPLITS)
@@ -243,19 +249,20 @@ def decode(
 
     splits: of the keys; None chooses for the device.
     """
-    q, table, row_scale, segments, g = (
-        call.q,
-        call.table,
-        call.row_scale,
-        call.segments,
-        call.geometry,
-    )
-    q, k, v = common.last_axis_contiguous(q), call.k, call.v
+    q = call.q
+    table = call.table
+    row_scale = call.row_scale
+    segments = call.segments
+    g = call.geometry
+    q = common.last_axis_contiguous(q)
+    k = call.k
+    v = call.v
     k_strides, v_strides = (x.stride()[:3] for x in (k, v))
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     group = g.heads // g.groups
     rows = group * g.queries
-    dk, dv = padded_width(g.width_k), padded_width(g.width_v)
+    dk = padded_width(g.width_k)
+    dv = padded_width(g.width_v)
     bm, bn, warps = _blocks(rows, max(dk, dv), q.element_size())
     programs = g.batch * g.groups * cdiv(rows, bm)
     fewest = bn
@@ -264,7 +271,8 @@ def decode(
         splits = split_count(programs, seen, _slots_of(q.device, warps))
         fewest = FEWEST_KEYS
     unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
-    part, lse = out, None
+    part = out
+    lse = None
     total = torch.empty(out.shape[:3] if wants_lse else 0, dtype=torch.float32, device=q.device)
     if splits > 1 or wants_lse:
         part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)

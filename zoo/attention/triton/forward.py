@@ -145,7 +145,8 @@ def _attend(
     to exp2 of the largest logits so far (BM,); with AHEAD also the products of the next block,
     which run during the exponentials of this one."""
     acc, total, top, next_z = sums
-    rows, keys = block.rows, block.mask.keys
+    rows = block.rows
+    keys = block.mask.keys
     values, b, g = block.v
     for n in range(lo, hi):
         cols = n * BN + tl.arange(0, BN)
@@ -163,8 +164,11 @@ def _attend(
             seen = seen_of(rows[:, None], cols[None, :], block.row_ids, col_ids, block.mask, CAUSAL)
         if block.table is not None:
             z *= block.factor
-            q_rows, k_cols, index = rows[:, None], cols[None, :], block.table_index
-            q_place, k_place = place_of(q_rows, index), place_of(k_cols, index)
+            q_rows = rows[:, None]
+            k_cols = cols[None, :]
+            index = block.table_index
+            q_place = place_of(q_rows, index)
+            k_place = place_of(k_cols, index)
             z += entries(
                 block.table,
                 block.first,
@@ -222,19 +226,22 @@ def _forward(
     """One block of queries of one head. What a call does not have is None. AHEAD: k and v are
     tensor descriptors."""
     out, sob, soh, sot = out
-    mask, index = Mask(queries, keys, offset, window), TableIndex(origin, codes, prefix)
+    mask = Mask(queries, keys, offset, window)
+    index = TableIndex(origin, codes, prefix)
     # One grid axis, since the others are limited to 65535. The last queries of a causal call have
     # the most keys and start first, so that no long program runs last.
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = (blocks - 1 - tl.program_id(0) % blocks) * BM
-    b, h = row // heads, row % heads
+    b = row // heads
+    h = row % heads
     if table is not None:
         table += h * sth
     rows = first + tl.arange(0, BM)
     q_lanes = rows_of(q, b, h, 0, first, queries, LANES, DL, BM, True, False) if LANES else None
     q = rows_of(q, b, h, LANES, first, queries, WIDTH_K, DK, BM, True, False)
-    row_ids, scale = None, None
+    row_ids = None
+    scale = None
     if segments is not None:
         segments += b * keys
         row_ids = tl.load(segments + offset + rows, mask=rows < queries, other=-2)[:, None]
@@ -248,7 +255,8 @@ def _forward(
     lo, full_lo, full_hi, hi = key_range(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
     )  # fmt: skip
-    k_side, v_side = (k, b, h // group), (v, b, h // group)
+    k_side = (k, b, h // group)
+    v_side = (v, b, h // group)
     block = Block(
         first,
         rows,
@@ -292,19 +300,19 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
 
     plan: tiles to compute; None for every visible one.
     """
-    q, k, v, row_scale, segments, g = (
-        call.q,
-        call.k,
-        call.v,
-        call.row_scale,
-        call.segments,
-        call.geometry,
-    )
+    q = call.q
+    k = call.k
+    v = call.v
+    row_scale = call.row_scale
+    segments = call.segments
+    g = call.geometry
     table2 = call.table2
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     lse2 = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=q.device)
     options = shape_options(g)
-    lanes, dk, dv = options["LANES"], options["DK"], options["DV"]
+    lanes = options["LANES"]
+    dk = options["DK"]
+    dv = options["DV"]
     padded_lanes = options["DL"] if lanes else 0
     with on_device(q):
         limit = shared_limit(q.device.index or 0)

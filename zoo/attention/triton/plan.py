@@ -106,7 +106,8 @@ def _tile_extremes(
     if a value is not finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
     head_at = (program // blocks).to(tl.int64)
-    b, h = head_at // heads, head_at % heads
+    b = head_at // heads
+    h = head_at % heads
     first_tile = program % blocks * SEVERAL
     tile = first_tile + tl.arange(0, SEVERAL)
     exists = tile < tiles
@@ -234,7 +235,10 @@ def extremes(
 @triton.jit
 def _largest_product(a_low, a_high, b_low, b_high):
     """sup of a·b over two intervals; +∞ where a product is NaN."""
-    first, second, third, fourth = a_low * b_low, a_low * b_high, a_high * b_low, a_high * b_high
+    first = a_low * b_low
+    second = a_low * b_high
+    third = a_high * b_low
+    fourth = a_high * b_high
     valid = (first == first) & (second == second) & (third == third) & (fourth == fourth)
     largest = tl.maximum(tl.maximum(first, second), tl.maximum(third, fourth))
     return tl.where(valid, largest, float("inf"))
@@ -255,7 +259,8 @@ def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
     total = tl.load(q_at)[:, None] * tl.load(k_at + tiles, mask=inside, other=0.0)[None, :]
     size = total
     for _ in range(0, lanes):
-        low_at, high_at = k_at + k_plane, k_at + 2 * k_plane
+        low_at = k_at + k_plane
+        high_at = k_at + 2 * k_plane
         own_low = tl.minimum(tl.load(low_at + own_first), tl.load(low_at + own_last))
         own_high = tl.maximum(tl.load(high_at + own_first), tl.load(high_at + own_last))
         middle = 0.5 * own_low + 0.5 * own_high
@@ -282,11 +287,11 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
     of its corners.
     """
     chunks, plane, columns, steps, origin, codes, prefix, base, scale_low, scale_high = table
-    first_row, last_row, keys = reach[0][:, None], reach[1][:, None], reach[2]
-    first_key, last_key = (
-        (tiles * TILE)[None, :],
-        (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :],
-    )
+    first_row = reach[0][:, None]
+    last_row = reach[1][:, None]
+    keys = reach[2]
+    first_key = (tiles * TILE)[None, :]
+    last_key = (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
     if GRID:
         seen &= (last_row >= prefix) & (last_key >= prefix)
         first_key = tl.minimum(first_key, keys - 1)
@@ -297,7 +302,8 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
             codes + tl.maximum(last_row, prefix)
         )
     else:
-        low_at, high_at = first_row - last_key, last_row - first_key
+        low_at = first_row - last_key
+        high_at = last_row - first_key
     first = tl.minimum(tl.maximum(low_at + origin, 0), columns - 1) // TILE
     last = tl.minimum(tl.maximum(high_at + origin, 0), columns - 1) // TILE
     low = tl.full(first.shape, float("inf"), tl.float32)
@@ -313,7 +319,8 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
         zero = (first_row < prefix) | (first_key < prefix)
         low = tl.where(zero, tl.minimum(low, 0.0), low)
         high = tl.where(zero, tl.maximum(high, 0.0), high)
-    low, high = low - base[:, None], high - base[:, None]
+    low = low - base[:, None]
+    high = high - base[:, None]
     if LOWER:
         low, high = -high, -low
     return _largest_product(scale_low[:, None], scale_high[:, None], low, high)
@@ -348,16 +355,15 @@ def _floor(
     """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if
     there is none."""
     first_row, last_row, keys, first, last = reach
-    low, high = (first_row + offset)[:, None], (last_row + offset)[:, None]
+    low = (first_row + offset)[:, None]
+    high = (last_row + offset)[:, None]
     floor = tl.full(first_row.shape, -float("inf"), tl.float32)
     near = -floor
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
         tiles = start + tl.arange(0, VECTOR)
         seen, for_all = _visible_tiles(tiles, reach, documents, IDS)
-        first_key, last_key = (
-            (tiles * TILE)[None, :],
-            (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :],
-        )
+        first_key = (tiles * TILE)[None, :]
+        last_key = (tl.minimum(tiles * TILE + TILE, keys) - 1)[None, :]
         if CAUSAL:
             for_all &= first_key <= low
         if WINDOW:
@@ -388,10 +394,12 @@ def row_intervals(
 ):  # fmt: skip
     """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile
     not skipped."""
-    q_tiles, k_tiles = (queries + TILE - 1) // TILE, (keys + TILE - 1) // TILE
+    q_tiles = (queries + TILE - 1) // TILE
+    k_tiles = (keys + TILE - 1) // TILE
     blocks = (q_tiles + QUERIES - 1) // QUERIES
     head_at = (tl.program_id(0) // blocks).to(tl.int64)
-    b, h = head_at // heads, head_at % heads
+    b = head_at // heads
+    h = head_at % heads
     m = tl.program_id(0) % blocks * QUERIES + tl.arange(0, QUERIES)
     real = m < q_tiles
     m = tl.minimum(m, q_tiles - 1)
@@ -402,26 +410,34 @@ def row_intervals(
 
     # Key tiles visible to positions low … high by causality and window, and the tiles of their own
     # keys.
-    first_row, last_row = m * TILE, tl.minimum(m * TILE + TILE, queries) - 1
-    low, high = first_row + offset, last_row + offset
-    first, last = tl.zeros_like(m), tl.zeros_like(m) + k_tiles
+    first_row = m * TILE
+    last_row = tl.minimum(m * TILE + TILE, queries) - 1
+    low = first_row + offset
+    high = last_row + offset
+    first = tl.zeros_like(m)
+    last = tl.zeros_like(m) + k_tiles
     if WINDOW:
         first = tl.minimum(tl.maximum(low - window + 1, 0) // TILE, k_tiles)
         last = tl.minimum(tl.maximum(high + window - 1 + TILE, 0) // TILE, k_tiles)
     if CAUSAL:
         last = tl.minimum(high // TILE + 1, k_tiles)
-    own_first, own_last = tl.maximum(low, 0) // TILE, tl.maximum(high, 0) // TILE
+    own_first = tl.maximum(low, 0) // TILE
+    own_last = tl.maximum(high, 0) // TILE
     has_own = low >= 0
-    q_low, q_high = tl.zeros_like(m), tl.zeros_like(m)
+    q_low = tl.zeros_like(m)
+    q_high = tl.zeros_like(m)
     if IDS:
         q_low = tl.load(q_ids + b * q_tiles + m)
         q_high = tl.load(q_ids + (batch + b) * q_tiles + m)
 
     own_bias = tl.zeros((QUERIES,), tl.float32)
-    base, scale_low, scale_high = own_bias, own_bias + 1.0, own_bias + 1.0
+    base = own_bias
+    scale_low = own_bias + 1.0
+    scale_high = own_bias + 1.0
     if SCALED:
         scale_at = q_stats + at + (1 + 2 * lanes) * q_plane
-        scale_low, scale_high = tl.load(scale_at), tl.load(scale_at + q_plane)
+        scale_low = tl.load(scale_at)
+        scale_high = tl.load(scale_at + q_plane)
     if TABLE:
         # Biases are relative to the own key's entry, unless that is −∞.
         base += tl.load(entries + h * table_head + (origin if GRID else origin - offset)).to(
@@ -449,7 +465,8 @@ def row_intervals(
         stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
         IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
     ) - margin  # fmt: skip
-    lo, hi = tl.zeros_like(m) + k_tiles, tl.zeros_like(m)
+    lo = tl.zeros_like(m) + k_tiles
+    hi = tl.zeros_like(m)
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
         tiles = start + tl.arange(0, VECTOR)
         seen, _ = _visible_tiles(tiles, reach, documents, IDS)
@@ -504,12 +521,19 @@ def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
     A tile with NaN or ±∞ in its queries, keys, row scales or table, but −∞ of a table, is needed.
     Document ids need T <= S.
     """
-    g, tile, row_scale, segments = call.geometry, common.TILE, call.row_scale, call.segments
-    q, k = last_axis_contiguous(call.q), last_axis_contiguous(call.k)
+    g = call.geometry
+    tile = common.TILE
+    row_scale = call.row_scale
+    segments = call.segments
+    q = last_axis_contiguous(call.q)
+    k = last_axis_contiguous(call.k)
     table = None if call.table is None else last_axis_contiguous(call.table)
-    q_tiles, k_tiles, count = cdiv(g.queries, tile), cdiv(g.keys, tile), g.batch * g.heads
+    q_tiles = cdiv(g.queries, tile)
+    k_tiles = cdiv(g.keys, tile)
+    count = g.batch * g.heads
     columns = 0 if table is None else table.shape[1]
-    chunk_count, grid = cdiv(columns, tile), g.grid_width > 0
+    chunk_count = cdiv(columns, tile)
+    grid = g.grid_width > 0
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the
     # smallest and largest document id.

@@ -44,7 +44,8 @@ BLOCKS_16 = {16: (64, 8, 2), 32: (64, 8, 2), 64: (64, 8, 2), 128: (64, 8, 2), 25
 BLOCKS_32 = {16: (32, 8, 2), 32: (32, 8, 2), 64: (16, 4, 2), 128: (16, 4, 2), 256: (16, 4, 1)}
 
 # Diagonals are split into at most MOST_PARTS parts, until about PROGRAMS programs run.
-PROGRAMS, MOST_PARTS = 1024, 8
+PROGRAMS = 1024
+MOST_PARTS = 8
 
 LENGTHS = [
     "batch", "heads", "share", "queries", "keys", "offset", "window", "origin", "columns", "lines", "line_q", "line_k",
@@ -58,17 +59,17 @@ def _needed(
 ):
     """The part of query blocks [lo, hi) on a diagonal between the first and last that the plan
     requires."""
-    first, last = hi, lo
+    first = hi
+    last = lo
     for start in range(lo * BLOCK // TILE, tl.cdiv(hi * BLOCK, TILE), 128):
         tile = start + tl.arange(0, 128)
         left = tl.load(plan + row * q_tiles + tile, mask=tile < q_tiles, other=2147483647)
         right = tl.load(plan + (all_rows + row) * q_tiles + tile, mask=tile < q_tiles, other=0)
-        block, end = tile * TILE // BLOCK, ((tile + 1) * TILE - 1) // BLOCK + 1
+        block = tile * TILE // BLOCK
+        end = ((tile + 1) * TILE - 1) // BLOCK + 1
         # Keys of the diagonal's blocks at this tile of queries, in tiles, rounded outwards.
-        key_lo, key_hi = (
-            (block - diagonal) * BLOCK // TILE,
-            ((end - diagonal) * BLOCK + TILE - 1) // TILE,
-        )
+        key_lo = (block - diagonal) * BLOCK // TILE
+        key_hi = ((end - diagonal) * BLOCK + TILE - 1) // TILE
         needed = (left < key_hi) & (right > key_lo) & (left < right)
         first = tl.minimum(first, tl.min(tl.where(needed, block, hi), 0))
         last = tl.maximum(last, tl.max(tl.where(needed, end, lo), 0))
@@ -96,13 +97,15 @@ def _diagonal(
     dy = rest % differences - (lines - 1)
     h = (rest // differences % heads).to(tl.int64)
     part = rest // differences // heads
-    batch_part, tile_part = part // tile_parts, part % tile_parts
+    batch_part = part // tile_parts
+    tile_part = part % tile_parts
     # Longest diagonals first: causal, the first is longest; else the middle one.
     place = turn
     if not CAUSAL:
         place = (diagonals - 1) // 2 + tl.where(turn % 2 == 1, (turn + 1) // 2, -(turn // 2))
     diagonal = low + place
-    r, c = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    r = tl.arange(0, BLOCK)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
     dx = diagonal * BLOCK + r - c
     distance = dx + offset
     if GRID:
@@ -123,8 +126,10 @@ def _diagonal(
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for b_at in range(batch_part * batch // batch_parts, (batch_part + 1) * batch // batch_parts):
         b = b_at + 0 * h
-        row, g = b * heads + h, h // share
-        first, last = lo, hi
+        row = b * heads + h
+        g = h // share
+        first = lo
+        last = hi
         if plan is not None:
             first, last = _needed(plan, row, batch * heads, q_tiles, diagonal, lo, hi, BLOCK, TILE)
         length = tl.cdiv(tl.maximum(last - first, 0), tile_parts)
@@ -143,13 +148,20 @@ def _diagonal(
             if GRID:
                 walk = count * (lines - tl.abs(dy))
             for t in tl.range(0, walk):
-                m, q_base, k_base = begin + t, 0 * dy, 0 * dy
+                m = begin + t
+                q_base = 0 * dy
+                k_base = 0 * dy
                 if GRID:
-                    m, y = begin + t % count, t // count + tl.maximum(dy, 0)
-                    q_base, k_base = prefix + y * line_q, prefix + (y - dy) * line_q
-                q_at, k_at = q_base + m * BLOCK, k_base + (m - diagonal) * BLOCK
-                q_end, k_end = q_base + line_q, k_base + line_k
-                rows, cols = q_at + r, k_at + c
+                    m = begin + t % count
+                    y = t // count + tl.maximum(dy, 0)
+                    q_base = prefix + y * line_q
+                    k_base = prefix + (y - dy) * line_q
+                q_at = q_base + m * BLOCK
+                k_at = k_base + (m - diagonal) * BLOCK
+                q_end = q_base + line_q
+                k_end = k_base + line_k
+                rows = q_at + r
+                cols = k_at + c
                 q_tile = rows_of(
                     q, b, h, LANES, q_at, q_end, WIDTH_K, DK, BLOCK, edges == 1, TMA, opaque_zero
                 )
@@ -211,16 +223,20 @@ def _diagonal_range(
 ) -> tuple[int, int]:
     """First diagonal of blocks and their count, of those with a visible pair at a distance below
     `constant_from`, if any. On a grid only the lines' ends bound them."""
-    low, high = 1 - line_k, line_q - 1  # of i − j
+    # of i − j
+    low = 1 - line_k
+    high = line_q - 1
     if not g.grid_width:
         if g.causal:
             low = max(low, -g.offset)
         if g.window:
-            low, high = max(low, 1 - g.window - g.offset), min(high, g.window - 1 - g.offset)
+            low = max(low, 1 - g.window - g.offset)
+            high = min(high, g.window - 1 - g.offset)
         if constant_from:
             high = min(high, constant_from - 1 - g.offset)
     # Block diagonal d holds differences d·block ± (block − 1).
-    first, last = -((block - 1 - low) // block), (high + block - 1) // block
+    first = -((block - 1 - low) // block)
+    last = (high + block - 1) // block
     return first, max(last - first + 1, 1)
 
 
@@ -228,10 +244,12 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
     """(…, columns) from (…, diagonals, 2·BLOCK): diagonal d's second half is where d + 1's first
     half is."""
     block = partial.shape[-1] // 2
-    lower, upper = partial[..., :block], partial[..., block:]
+    lower = partial[..., :block]
+    upper = partial[..., block:]
     line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
     start = (low - 1) * block + origin  # column of the first entry
-    begin, end = max(start, 0), min(start + line.shape[-1], columns)
+    begin = max(start, 0)
+    end = min(start + line.shape[-1], columns)
     if end <= begin:
         return line.new_zeros(*line.shape[:-1], columns)
     return F.pad(line[..., begin - start : end - start], (begin, columns - end))
@@ -246,7 +264,8 @@ def table_gradient(
     its column, and is minus that of all others, since Σ_j ds_ij = 0: no diagonals are walked for
     it. 0: every column for itself.
     """
-    g, table2 = call.geometry, call.table2
+    g = call.geometry
+    table2 = call.table2
     assert table2 is not None
     q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
     row_scale, segments = (

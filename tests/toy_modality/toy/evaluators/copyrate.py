@@ -12,7 +12,8 @@ class CopySettings(LengthSettings):
 
 
 class CopyRate(Evaluator[CopySettings, ToyModel]):
-    name, summary = "copyrate", "share of the repeated symbols that are predicted"
+    name = "copyrate"
+    summary = "share of the repeated symbols that are predicted"
     scores = (Score("copied", unit_interval=True),)
 
     def cells(self, model):

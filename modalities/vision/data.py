@@ -18,7 +18,8 @@ from PIL import Image
 from modalities.loading import Heldout, IndexedLoader, StreamLoader
 from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, ImageSet, Shape, checked_image, upright_size
+from modalities.vision.errors import BadImage
+from modalities.vision.images import ImageSet, Shape, checked_image, upright_size
 from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source

@@ -22,15 +22,14 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from modalities.vision.objects import Objects
+from modalities.vision.errors import BadImage
+from modalities.vision.objects import Objects
 
 EXTENSIONS = (
     ".jpg",
@@ -56,15 +55,6 @@ HELDOUT_NAMES = (
 HELDOUT_FRACTION = 0.1
 Event = tuple[str, str]  # why something was skipped, and its name
 _log = logging.getLogger(__name__)
-
-
-class BadImage(ValueError):
-    """An image that is skipped: `reason` is what reports count, `detail` is for people."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
 
 
 class ImageReport:

@@ -31,7 +31,8 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.starts import start_weights
 from modalities.vision.architectures import Options, VisionConfig, not_multiples
-from modalities.vision.images import BadImage, decode_image, preprocess
+from modalities.vision.errors import BadImage
+from modalities.vision.images import decode_image, preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
 from zoo.methods import (

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from modalities.vision.images import BadImage
+from modalities.vision.errors import BadImage
 
 MARGIN = 8  # pixels round the boxes of the evidence that a window shows too, where picture and window have them
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from modalities.vision.batches import BatchMaker
 from modalities.vision.config import VisionDataConfig
-from modalities.vision.images import BadImage, Event, ImageReport, ImageSet, checked_image
+from modalities.vision.errors import BadImage
+from modalities.vision.images import Event, ImageReport, ImageSet, checked_image
 from modalities.vision.objects import Objects, check_objects
 from modalities.vision.shards import Members, Shards, read_label, read_objects, sample_image
 

@@ -25,7 +25,8 @@ from typing import NamedTuple
 import webdataset
 from webdataset.tariterators import base_plus_ext
 
-from modalities.vision.images import EXTENSIONS, BadImage, ImageSet
+from modalities.vision.errors import BadImage
+from modalities.vision.images import EXTENSIONS, ImageSet
 from modalities.vision.objects import Objects, parse_objects
 from zoo.files import parse_json, read_json
 

@@ -31,10 +31,10 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
+from modalities.vision.errors import BadImage
 from modalities.vision.images import (
     EXTENSIONS,
     HELDOUT_NAMES,
-    BadImage,
     Event,
     ImageSet,
     digest_of,

@@ -15,8 +15,9 @@ from PIL import Image
 from modalities.vision import images
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_loader, heldout_by, heldout_name
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
-from modalities.vision.images import BadImage, decode_image, limit_aspect, preprocess, to_rgb
+from modalities.vision.images import decode_image, limit_aspect, preprocess, to_rgb
 from tests.refusals import refuses
 from tests.vision.image_files import (
     config,

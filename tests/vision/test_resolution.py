@@ -19,8 +19,9 @@ from modalities.paired import t_quantile
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionTransformer, evaluation
 from modalities.vision.data import HeldoutImages
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
-from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.images import ImageSet
 from modalities.vision.outside import OutsideClassifier
 from tests.refusals import refuses
 from tests.vision.image_files import write_folder

@@ -20,10 +20,11 @@ from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer
 from modalities.vision.changes import CHANGES, changed
 from modalities.vision.data import HeldoutImages
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import scenes as module
 from modalities.vision.evaluators.scenes import SceneSettings
-from modalities.vision.images import BadImage, ImageSet
+from modalities.vision.images import ImageSet
 from modalities.vision.modality import MAP_WEIGHT, loss, weight
 from modalities.vision.objects import check_objects, parse_objects, target_of, targets_of, window_on
 from modalities.vision.rings import ring_centre

@@ -9,8 +9,9 @@ import shutil
 import pytest
 
 from modalities.vision.data import build_loader
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluators.resolution import Resolution, ResolutionSettings
-from modalities.vision.images import BadImage, decode_image, heldout_places
+from modalities.vision.images import decode_image, heldout_places
 from modalities.vision.shards import open_shards
 from modalities.vision.sources import class_names, open_images
 from tests.refusals import refuses

@@ -27,8 +27,9 @@ from modalities.evaluation import (
 )
 from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import Row
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
-from modalities.vision.images import BadImage, Shape
+from modalities.vision.images import Shape
 from modalities.vision.model import VisionTransformer
 from zoo.positions import slices
 

@@ -43,8 +43,9 @@ from modalities.results import Row
 from modalities.vision.changes import CHANGES, changed
 from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout
+from modalities.vision.errors import BadImage
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
-from modalities.vision.images import BadImage, Shape
+from modalities.vision.images import Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
 from modalities.vision.rings import ring_centre

@@ -20,8 +20,9 @@ from zoo.attention.base import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding import LayerCache
 from zoo.errors import Options, check_flags, check_number, check_whole, nearest
-from zoo.positions import Positions, Rotation
+from zoo.positions import Positions
 from zoo.priors.base import Prior
+from zoo.rotary import Rotation
 
 if TYPE_CHECKING:
     from zoo.sequence import SequenceGroup

@@ -17,18 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from zoo.embeddings import Learned, Learned2d, Sinusoidal, Sinusoidal2d
 from zoo.errors import Options, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.positions import (
-    Learned,
-    Learned2d,
-    NormalisedRotary2d,
-    Rotary,
-    Rotary2d,
-    Rotation,
-    Sinusoidal,
-    Sinusoidal2d,
-)
 from zoo.priors import PRIORS, Prior, create_prior, on_grid
+from zoo.rotary import NormalisedRotary2d, Rotary, Rotary2d, Rotation
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from zoo.files import (
     replacing_path,
     write_json,
 )
-from zoo.positions import Positions, Rotary2d
+from zoo.positions import Positions
 from zoo.priors.base import Prior
+from zoo.rotary import Rotary2d
 
 if TYPE_CHECKING:
     from zoo.sequence import SequenceGroup

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from modalities.decoder.model import Decoder
 from zoo.layers import Block
-from zoo.positions import Rotary
+from zoo.rotary import Rotary
 
 # Of a block here → of a LlamaDecoderLayer.
 NAMES = {

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from tests.refusals import refuses
 from tests.zoo.priors_table import GRID, make
 from zoo import Positions, create_prior
+from zoo.embeddings import Learned2d, Sinusoidal2d
 from zoo.methods import create_grid_position, list_grid_positions
-from zoo.positions import Learned2d, NormalisedRotary2d, Rotary2d, Sinusoidal2d
 from zoo.priors import Prior
+from zoo.rotary import NormalisedRotary2d, Rotary2d
 
 HEIGHT = 3
 WIDTH = 5

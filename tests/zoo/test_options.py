@@ -15,8 +15,8 @@ from zoo import KVCache, Positions, list_priors
 from zoo.layers import SSMax
 from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
 from zoo.nn import PriorMultiheadAttention
-from zoo.positions import SCALINGS
 from zoo.priors import PRIORS
+from zoo.rotary import SCALINGS
 
 WRONG = [math.nan, math.inf, -math.inf, -1, 0, 2.5, "x", True, None, [], torch.tensor(math.nan)]
 NUMBERS = ("int", "float", "bool", "tuple[int, int]")

@@ -9,7 +9,8 @@ import torch
 
 from tests.refusals import refuses
 from zoo import Positions
-from zoo.positions import Learned, Rotary, Sinusoidal
+from zoo.embeddings import Learned, Sinusoidal
+from zoo.rotary import Rotary
 
 
 def test_line_and_documents() -> None:

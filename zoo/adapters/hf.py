@@ -45,7 +45,7 @@ LEARNED = (
 )  # names of learned positions
 # Names of tokens before the patches.
 PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-# Models that rotate all queries and keys as `zoo.positions.rotate` does.
+# Models that rotate all queries and keys as `zoo.rotary.rotate` does.
 ROTATED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "gpt_neox")
 NOT_SERVED = {"softcap": "capped logits", "position_bias": "a position bias of its own"}
 

@@ -17,9 +17,10 @@ from zoo.attention.sinks import by_group, first_keys
 from zoo.errors import Options
 from zoo.layers import SSMax, is_offloaded, loaded
 from zoo.methods import create_grid_position, create_position, uniform_options
-from zoo.positions import Positions, rotate
+from zoo.positions import Positions
 from zoo.priors.base import Prior, PriorTerms, without_autocast
 from zoo.priors.tables import whole_bias
+from zoo.rotary import rotate
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its
@@ -98,7 +99,7 @@ class SinkRotation:
     as in no training.
 
     owner: has its frequencies under `name`; None for a model, `name`, whose rotation is not that of
-    `zoo.positions.rotate`.
+    `zoo.rotary.rotate`.
     """
 
     owner: nn.Module | None

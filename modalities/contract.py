@@ -169,6 +169,7 @@ class Modality(Generic[Data, Model]):
         outside: by prefix, models that are not the zoo's; the module may list the prefixes as
             OUTSIDE_PREFIXES.
         metrics: what `loss` measures besides the loss.
+        headline: scores that `list --pretrained` may show of a model card, the most telling first.
         recipes: dotted name of the module whose RECIPES are its named recipes; the module may give
             it as RECIPES_MODULE.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.
@@ -188,6 +189,7 @@ class Modality(Generic[Data, Model]):
     baselines: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
     outside: Mapping[str, Outside] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
+    headline: tuple[str, ...] = ()
     recipes: str = ""
     task: str = ""
 

@@ -43,6 +43,7 @@ MODALITY = Modality(
     baselines=BASELINES,
     outside={"hf": Outside(_open_outside, _claim_outside)},
     metrics=("bits_per_base",),
+    headline=("bits_per_base",),
     recipes="recipes.dna",
     task="text-generation",
 )

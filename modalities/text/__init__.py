@@ -161,6 +161,7 @@ MODALITY = Modality(
     cost=decoder_cost,
     evaluators=Evaluators("modalities.text.evaluators"),
     outside={"hf": Outside(_open_outside, _claim_outside)},
+    headline=("free_generation", "bits_per_byte"),
     recipes="recipes.text",
     task="text-generation",
 )

@@ -137,6 +137,7 @@ MODALITY = Modality(
     evaluators=Evaluators("modalities.vision.evaluators"),
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),
+    headline=("top1",),
     recipes=RECIPES_MODULE,
     task="image-classification",
 )

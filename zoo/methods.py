@@ -24,7 +24,7 @@ from zoo.rotary import NormalisedRotary2d, Rotary, Rotary2d, Rotation
 
 
 @dataclass(frozen=True)
-class Position:
+class LayerPosition:
     """The parts of one layer's position method; `embedding` belongs to the model and is made once.
 
     Attributes:
@@ -219,7 +219,7 @@ def layer_methods(
 
 
 def shared_embedding(
-    methods: Sequence[tuple[str, object]], positions: Sequence[Position]
+    methods: Sequence[tuple[str, object]], positions: Sequence[LayerPosition]
 ) -> nn.Module | None:
     """The embedding that layers' positions have in common, which a model adds once; ValueError
     where they have several."""
@@ -234,7 +234,7 @@ def shared_embedding(
     return next(iter(embeddings.values()), None)
 
 
-def stored_options(position: str | Sequence[str], positions: Iterable[Position]) -> Options:
+def stored_options(position: str | Sequence[str], positions: Iterable[LayerPosition]) -> Options:
     """`position_options` as a saved model has them, from the positions of all layers."""
     names = HYBRIDS[position][0] if isinstance(position, str) and position in HYBRIDS else position
     if isinstance(names, str):
@@ -252,7 +252,7 @@ def create_position(
     train_context: int,
     options: Options | None = None,
     lanes: str = "inside",
-) -> Position:
+) -> LayerPosition:
     """The parts of a position method for one layer of a model along a line.
 
     Args:
@@ -263,7 +263,7 @@ def create_position(
         options: the method's options, as its class documents them; of a sum, each part's options
             under the part's name, {"spectral": {"rank": 4}}. Parts of a sum start as they do alone,
             but for `SUM_OPTIONS`. Beside them every method has the options `sinks` and `window`,
-            see `Position`; a window below 1 is a share of the training context.
+            see `LayerPosition`; a window below 1 is a share of the training context.
         lanes: "inside" or "beside" the head width, as in `zoo.layers.Attention`; which columns a
             rotation turns follows.
 
@@ -304,7 +304,7 @@ def create_grid_position(
     options: Options | None = None,
     lanes: str = "inside",
     depth: tuple[int, int] | None = None,
-) -> Position:
+) -> LayerPosition:
     """The parts of a position method for one layer of a model over patches; `train_grid` is
     (height, width) in patches, `depth` (layer from 0, number of layers) for a method that differs
     by layer.
@@ -417,7 +417,7 @@ def _create(
     lanes: str,
     *,
     pairs: int,
-) -> Position:
+) -> LayerPosition:
     """The position of a method, or of a sum. pairs: a rotation turns a multiple of so many
     columns."""
     for size in ("dim", "num_heads"):
@@ -474,4 +474,4 @@ def _create(
     window = (
         None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
     )
-    return Position(prior, **others, window=window, options=stored if is_sum else stored[name])
+    return LayerPosition(prior, **others, window=window, options=stored if is_sum else stored[name])

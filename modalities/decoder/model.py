@@ -36,7 +36,7 @@ from zoo.layers import (
     share_prior,
 )
 from zoo.methods import (
-    Position,
+    LayerPosition,
     check_position,
     create_position,
     layer_methods,
@@ -152,7 +152,7 @@ class Decoder(ZooModel):
             "position_embedding", None
         )  # its place among the modules is before the layers
         self.layers = nn.ModuleList()
-        positions: list[Position] = []
+        positions: list[LayerPosition] = []
         sizes: dict[str, int] = dict(
             dim=config.dim, num_heads=config.num_heads, train_context=config.train_context
         )
@@ -399,7 +399,7 @@ def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
         )
 
 
-def _block(config: DecoderConfig, position: Position) -> Block:
+def _block(config: DecoderConfig, position: LayerPosition) -> Block:
     ssmax = None
     if config.ssmax:
         options: dict[str, Any] = dict(start=config.ssmax_start, positive=config.ssmax_positive)

@@ -36,7 +36,7 @@ from modalities.vision.images import decode_image, preprocess
 from zoo.attention.base import Kernel
 from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
 from zoo.methods import (
-    Position,
+    LayerPosition,
     create_grid_position,
     layer_methods,
     shared_embedding,
@@ -52,7 +52,7 @@ FIRST_CONV = "patch_embed.proj"
 class VisionBlock(nn.Module):
     """Pre-norm: x + drop(scale(attention(norm x))), then x + drop(scale(mlp(norm x)))."""
 
-    def __init__(self, config: VisionConfig, position: Position, drop_path: float) -> None:
+    def __init__(self, config: VisionConfig, position: LayerPosition, drop_path: float) -> None:
         super().__init__()
         dim = config.dim
         tokens = config.class_token + config.reg_tokens + math.prod(config.train_grid)
@@ -303,7 +303,7 @@ def timm_cfg(config: VisionConfig) -> dict[str, object]:
     }
 
 
-def _position(config: VisionConfig, method: str, options: Options, layer: int) -> Position:
+def _position(config: VisionConfig, method: str, options: Options, layer: int) -> LayerPosition:
     depth = None if config.share_prior else (layer, config.num_layers)
     grid = config.train_grid
     size = {"dim": config.dim, "num_heads": config.num_heads}

@@ -1,18 +1,17 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
-    "photos" | "glyphs"             shards that `priorzoo fetch-data vision NAME` puts into the data
-    folder (glyphs: of 0.5.0)
-    "scenes" | "links"              the same, of pictures with boxes
-    "glyphs-builtin"                the capitals of 19 fonts in small scenes, and of 4 others held
-    out; ships with the package
-    "folder:PATH"                   torchvision's ImageFolder layout: PATH/train/CLASS/… and
-    PATH/val/CLASS/… (or heldout,
-                                    validation, test), or PATH/CLASS/… alone
-    "wds:PATTERN"                   WebDataset shards, "wds:a/train-{0000..1023}.tar", or a folder
-    with index.json
-    "hf:NAME[:CONFIG][:SPLIT]"      a Hugging Face dataset by name or local path, image and label
-    columns found by type;
-                                    "…?image=COLUMN&label=COLUMN" names them
+    "photos" | "glyphs"         shards that `priorzoo fetch-data vision NAME` puts into the data
+                                folder (glyphs: of 0.5.0)
+    "scenes" | "links"          the same, of pictures with boxes
+    "glyphs-builtin"            the capitals of 19 fonts in small scenes, and of 4 others held out;
+                                ships with the package
+    "folder:PATH"               torchvision's ImageFolder layout: PATH/train/CLASS/… and
+                                PATH/val/CLASS/… (or heldout, validation, test), or
+                                PATH/CLASS/… alone
+    "wds:PATTERN"               WebDataset shards, "wds:a/train-{0000..1023}.tar", or a folder with
+                                index.json
+    "hf:NAME[:CONFIG][:SPLIT]"  a Hugging Face dataset by name or local path, image and label
+                                columns found by type; "…?image=COLUMN&label=COLUMN" names them
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's
 name (its row number in a dataset), unless `heldout_source` is set; "…?split=heldout" behind it
@@ -46,8 +45,10 @@ from zoo.files import data_folder, read_object
 
 FETCHED = ("glyphs", "photos", "scenes", "links")
 BUILTIN = Path(__file__).with_name("assets") / "glyphs"
-BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}  # pixels
-HELD_OUT = "split=heldout"  # behind a folder or dataset: all of it
+# Side in pixels of the letters that are stored.
+BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}
+# Behind a folder or dataset: all of it is held out.
+HELD_OUT = "split=heldout"
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
@@ -64,9 +65,8 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
         return open_shards(spec, str(folder))
     if spec.startswith("wds:"):
         if split == "heldout":
-            raise ValueError(
-                f"source {spec!r} has no held-out split of its own: set heldout_source to its shards"
-            )
+            way_out = "set heldout_source to its shards"
+            raise ValueError(f"source {spec!r} has no held-out split of its own: {way_out}")
         return open_shards(spec, spec[len("wds:") :])
     return None
 
@@ -86,17 +86,19 @@ def open_images(
     "glyphs-builtin" should have.
     classes: names by label, for a "folder:" whose own list differs or is incomplete.
     """
-    place, _, query = spec.partition("?")
+    location, _, query = spec.partition("?")
     options = query.split("&")
     if spec.startswith(("folder:", "hf:")) and HELD_OUT in options:
         if split == "train":
-            raise ValueError(
-                f"source {spec!r} is held out as a whole: set heldout_source to it, and train on another"
-            )
-        options.remove(HELD_OUT)
-        spec = "?".join([place, "&".join(options)] if options else [place])
+            way_out = "set heldout_source to it, and train on another"
+            raise ValueError(f"source {spec!r} is held out as a whole: {way_out}")
         split = "all"
-    if (shards := open_shard_source(spec, split)) is not None:
+        options.remove(HELD_OUT)
+        spec = location
+        if options:
+            spec += "?" + "&".join(options)
+    shards = open_shard_source(spec, split)
+    if shards is not None:
         return shards.indexed()
     if spec == "glyphs-builtin":
         return BuiltinImages(spec, "train" if split == "train" else "heldout", size)
@@ -104,23 +106,29 @@ def open_images(
         return FolderImages(spec, split, hold_out=hold_out, classes=classes)
     if spec.startswith("hf:"):
         return HFImages(spec, split, hold_out=hold_out)
-    folder = f"did you mean 'folder:{spec}'? " if os.path.isdir(spec) else ""
-    hint = (
-        did_you_mean(spec, _FORMS)
-        or folder
-        or did_you_mean(f"{spec.partition(':')[0]}:PATH", _FORMS)
-    )
-    raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {hint}".rstrip("; "))
+    raise ValueError(f"source {spec!r} is none of {', '.join(_FORMS)}; {_hint(spec)}".rstrip("; "))
+
+
+def _hint(spec: str) -> str:
+    """The form of a source that was probably meant; "" where none is near."""
+    same_word = did_you_mean(spec, _FORMS)
+    if same_word:
+        return same_word
+    if os.path.isdir(spec):
+        return f"did you mean 'folder:{spec}'? "
+    kind, _, _ = spec.partition(":")
+    return did_you_mean(f"{kind}:PATH", _FORMS)
 
 
 def class_names(spec: str) -> tuple[str, ...]:
     """The classes that a source's training images list, by label, read without its images; () where
     that is unknown."""
-    if spec in ("glyphs", "glyphs-builtin", "scenes", "links"):  # the same letters
+    if spec in ("glyphs", "glyphs-builtin", "scenes", "links"):
+        # All of them show the same letters.
         return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
         path = Path(spec[len("folder:") :]).expanduser()
-        return tuple(_shown_folders(path / "train") or _shown_folders(path))
+        return tuple(_visible_folders(path / "train") or _visible_folders(path))
     return ()
 
 
@@ -133,47 +141,49 @@ class BuiltinImages(ImageSet):
         index = read_object(BUILTIN / "index.json")
         sizes = BUILTIN_SIZES[split]
         part = index[split]
-        self.side = min((side for side in sizes if side >= size), default=max(sizes))
-        self.fonts: list[str] = part["fonts"]
-        self.scenes = part["scenes"]
-        self.letters = len(index["classes"])
-        self.split = split
-        self.sheets: dict[str, Image.Image] = {}
         self.spec = spec
+        self.split = split
         self.classes = tuple(index["classes"])
         self.fingerprint = part["fingerprint"]
+        self.fonts: list[str] = part["fonts"]
+        self.scenes = part["scenes"]
+        self.letters = len(self.classes)
+        self.side = min((side for side in sizes if side >= size), default=max(sizes))
+        self.sheets: dict[str, Image.Image] = {}
 
     def __len__(self) -> int:
         return len(self.fonts) * self.letters * self.scenes
 
     def read(self, index: int) -> tuple[Image.Image, int]:
         label = index % self.letters
-        font = self.group(index)
-        if font not in self.sheets:
-            self.sheets[font] = Image.open(
-                BUILTIN / f"{self.split}-{self.side}-{font}.webp"
-            ).convert("RGB")
+        scene = index // (self.letters * len(self.fonts))
         left = label * self.side
-        top = index // (self.letters * len(self.fonts)) * self.side
-        return self.sheets[font].crop((left, top, left + self.side, top + self.side)), label
+        top = scene * self.side
+        sheet = self._sheet(self.group(index))
+        return sheet.crop((left, top, left + self.side, top + self.side)), label
+
+    def _sheet(self, font: str) -> Image.Image:
+        """The letters of a font: a column a letter, a row a scene."""
+        if font not in self.sheets:
+            file = BUILTIN / f"{self.split}-{self.side}-{font}.webp"
+            self.sheets[font] = Image.open(file).convert("RGB")
+        return self.sheets[font]
 
     def group(self, index: int) -> str:
         return self.fonts[index // self.letters % len(self.fonts)]
 
 
-def _shown_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, sorted, but hidden ones, such as a notebook's
+def _visible_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, sorted, without hidden ones such as a notebook's
     checkpoints."""
     if not folder.is_dir():
         return []
-    return sorted(
-        entry.name
-        for entry in os.scandir(folder)
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
+    names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _version(path: str) -> tuple[int, int]:
+    """(size in bytes, time of the last change) of a file."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
@@ -181,57 +191,72 @@ def _version(path: str) -> tuple[int, int]:
 def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
     """(path, label) of the images of every class, sorted by class, folder and name; and what is
     left out."""
-    samples = []
-    problems = []
-    seen = set()
-    for name, label in sorted((name, label) for label, name in enumerate(classes)):
+    samples: list[tuple[str, int]] = []
+    problems: list[Event] = []
+    # Paths of the images so far, and what they link to.
+    listed: set[str] = set()
+    labels = {name: label for label, name in enumerate(classes)}
+    for name in sorted(labels):
         top = os.path.join(root, name)
-        entries = []
-        for place, folders, files in os.walk(top):  # not through links
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            entries.append(
-                (place, folders, sorted(name for name in files if not name.startswith(".")))
-            )
-        for place, folders, files in sorted(entries):
-            links = (
-                path
-                for path in (os.path.join(place, folder) for folder in folders)
-                if os.path.islink(path)
-            )
-            problems += [("linked folder in a class", path) for path in links]
-            for path in (os.path.join(place, file) for file in files):
-                target = (
-                    os.path.realpath(path) if os.path.islink(path) or os.path.islink(top) else path
-                )
+        for folder, subfolders, files in _walk(top):
+            for subfolder in subfolders:
+                path = os.path.join(folder, subfolder)
+                if os.path.islink(path):
+                    problems.append(("linked folder in a class", path))
+            for file in files:
+                path = os.path.join(folder, file)
+                target = path
+                if os.path.islink(path) or os.path.islink(top):
+                    target = os.path.realpath(path)
                 if not path.lower().endswith(EXTENSIONS):
                     problems.append(("unknown extension", path))
                 elif not os.path.isfile(path):
                     problems.append(("no regular file", path))
-                elif target in seen:
+                elif target in listed:
                     problems.append(("seen twice, by a link", path))
                 else:
-                    seen |= {path, target}
-                    samples.append((path, label))
+                    listed |= {path, target}
+                    samples.append((path, labels[name]))
     return samples, problems
+
+
+def _walk(top: str) -> list[tuple[str, list[str], list[str]]]:
+    """(folder, its folders, its files) of a folder and all in it, sorted, without hidden ones; not
+    through links."""
+    entries = []
+    for folder, subfolders, files in os.walk(top):
+        # In place: `os.walk` goes into the folders that are left in its list.
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        entries.append((folder, subfolders, sorted(f for f in files if not f.startswith("."))))
+    return sorted(entries)
 
 
 def _names_of_content(root: Path, samples: Sequence[tuple[str, int]]) -> list[str]:
     """Names in `root`, of files with equal bytes the first one's: copies are held out together, or
     trained on together."""
     sizes = Counter(os.path.getsize(file) for file, _ in samples)
-    first: dict[bytes, str] = {}
+    first_names: dict[bytes, str] = {}
     names = []
     for file, _ in samples:
         name = _relative(root, file)
         if sizes[os.path.getsize(file)] > 1:
             with open(file, "rb") as stream:
-                name = first.setdefault(hashlib.file_digest(stream, "sha256").digest(), name)
+                digest = hashlib.file_digest(stream, "sha256").digest()
+            name = first_names.setdefault(digest, name)
         names.append(name)
     return names
 
 
 def _relative(root: Path, file: str) -> str:
     return os.path.relpath(file, root).replace(os.sep, "/")
+
+
+def _digest_of_files(root: Path, samples: Sequence[tuple[str, int]], *, versions: bool) -> str:
+    """Of names and labels; with `versions` also of sizes and times. Of a training set the names
+    suffice: a stat of every file would take minutes."""
+    return digest_of(
+        (_relative(root, file), label, _version(file) if versions else 0) for file, label in samples
+    )
 
 
 class FolderImages(ImageSet):
@@ -246,27 +271,29 @@ class FolderImages(ImageSet):
             raise FileNotFoundError(f"source {spec!r}: no folder {path}")
         train = path / "train"
         heldout = next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
-        parts = _shown_folders(train)  # without them "train" is a class
-        if parts and heldout is None and split != "train":
+        # Without class folders in it, "train" is itself a class.
+        train_classes = _visible_folders(train)
+        if train_classes and heldout is None and split != "train":
+            expected = ", ".join(HELDOUT_NAMES)
             raise ValueError(
-                f"source {spec!r} has train, but none of {', '.join(HELDOUT_NAMES)}: set heldout_source"
+                f"source {spec!r} has train, but none of {expected}: set heldout_source"
             )
-        if heldout and {*_shown_folders(path)} <= {*HELDOUT_NAMES}:
-            raise ValueError(
-                f"source {spec!r} has no train: name that of classes, folder:{heldout}?split=heldout"
-            )
-        root = (heldout if heldout and split != "train" else train) if parts else path
-        names = _shown_folders(root)
+        if heldout and {*_visible_folders(path)} <= {*HELDOUT_NAMES}:
+            way_out = f"name that of classes, folder:{heldout}?split=heldout"
+            raise ValueError(f"source {spec!r} has no train: {way_out}")
+        root = path
+        if train_classes:
+            root = heldout if heldout and split != "train" else train
+        names = _visible_folders(root)
         if not names:
             raise FileNotFoundError(f"no class folder in {root}: expected {root}/CLASS/IMAGE")
         self.spec = spec
-        self.classes = tuple((parts or names) if classes is None else classes)
+        self.classes = tuple(classes if classes is not None else train_classes or names)
         for name in names:
             if name not in self.classes:
                 hint = did_you_mean(name, self.classes)
-                raise ValueError(
-                    f"{root} has a class {name!r} that training does not have; {hint}".rstrip("; ")
-                )
+                message = f"{root} has a class {name!r} that training does not have; {hint}"
+                raise ValueError(message.rstrip("; "))
         samples, self.problems = _list_images(root, self.classes)
         empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
         self.problems += [("empty class", str(root / self.classes[label])) for label in empty]
@@ -276,14 +303,7 @@ class FolderImages(ImageSet):
             samples = [samples[place] for place in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
-        versions = (
-            split != "train"
-        )  # of a training set the names suffice: a stat of every file would take minutes
-        facts = (
-            (_relative(root, file), label, _version(file) if versions else 0)
-            for file, label in samples
-        )
-        self.fingerprint = digest_of(facts)
+        self.fingerprint = _digest_of_files(root, samples, versions=split != "train")
         # In one buffer: forked workers share it, while they would copy a list of objects page by
         # page.
         self.paths = np.array([os.fsencode(file) for file, _ in samples])
@@ -314,56 +334,52 @@ class HFImages(ImageSet):
             raise ImportError(
                 f"source {spec!r} needs the package `datasets`: pip install datasets"
             ) from error
-        place, _, query = spec[len("hf:") :].partition("?")
+        location, _, query = spec[len("hf:") :].partition("?")
         columns = dict(parse_qsl(query))
-        if unknown := sorted(columns.keys() - {"image", "label"}):
-            raise ValueError(
-                f"source {spec!r}: unknown option {unknown[0]!r}; expected image, label or {HELD_OUT}"
-            )
-        name, config, named = [*place.split(":", 2), "", ""][:3]
-        saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
-        if not named and (saved or config in ("train", *HELDOUT_NAMES)):
-            config, named = "", config
+        unknown = sorted(columns.keys() - {"image", "label"})
+        if unknown:
+            expected = f"expected image, label or {HELD_OUT}"
+            raise ValueError(f"source {spec!r}: unknown option {unknown[0]!r}; {expected}")
+        # Parts that are not there are "".
+        name, config, named_split = [*location.split(":", 2), "", ""][:3]
         if not name:
             raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
-        if split == "train" and named in HELDOUT_NAMES:
-            raise ValueError(
-                f"source {spec!r} names a held-out split: give it as heldout_source, and train on another"
-            )
-        loaded = (
-            datasets.load_from_disk(name) if saved else datasets.load_dataset(name, config or None)
-        )
+        saved = any((Path(name) / file).is_file() for file in ("dataset_dict.json", "state.json"))
+        if not named_split and (saved or config in ("train", *HELDOUT_NAMES)):
+            named_split = config
+            config = ""
+        if split == "train" and named_split in HELDOUT_NAMES:
+            way_out = "give it as heldout_source, and train on another"
+            raise ValueError(f"source {spec!r} names a held-out split: {way_out}")
+        if saved:
+            loaded = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(name, config or None)
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-        heldout = next(
-            (part for part in (named, *HELDOUT_NAMES) if part in HELDOUT_NAMES and part in splits),
-            "",
-        )
+        heldout = _heldout_split(splits, named_split)
         self.spec = spec
-        self.split = named or "train"
-        if split != "train":
-            self.split = (split == "all" and named) or heldout or named or "train"
+        if split == "train":
+            self.split = named_split or "train"
+        elif split == "all":
+            self.split = named_split or heldout or "train"
+        else:
+            self.split = heldout or named_split or "train"
         if self.split not in splits:
             hint = did_you_mean(self.split, splits)
-            raise ValueError(
-                f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}".rstrip(
-                    "; "
-                )
-            )
+            message = f"source {spec!r}: no split {self.split!r} among {', '.join(splits)}; {hint}"
+            raise ValueError(message.rstrip("; "))
         data = splits[self.split]
         if split != "all" and hold_out and not heldout:
             self.among = len(data)
             data = data.select(heldout_places((f"row {row}" for row in range(len(data))), split))
         if not len(data):
             raise ValueError(f"source {spec!r}: split {self.split!r} has no row for {split!r}")
-        roles = (("image", datasets.Image), ("label", datasets.ClassLabel))
-        self.image, self.label = (
-            _column(spec, data.features, role, kind, columns) for role, kind in roles
-        )
+        self.image = _column(spec, data.features, "image", datasets.Image, columns)
+        self.label = _column(spec, data.features, "label", datasets.ClassLabel, columns)
         feature = data.features[self.label]
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-        self.data = data.cast_column(self.image, datasets.Image(decode=False)).select_columns(
-            [self.image, self.label]
-        )
+        encoded = data.cast_column(self.image, datasets.Image(decode=False))
+        self.data = encoded.select_columns([self.image, self.label])
         self.fingerprint = digest_of(
             [name, config or None, self.split, len(data), self.data._fingerprint]
         )
@@ -377,29 +393,49 @@ class HFImages(ImageSet):
         label = row[self.label]
         if image is None:
             raise BadImage("no image", f"column {self.image!r} is null")
-        if label is None or label == -1:  # -1 is a ClassLabel's missing label
+        # −1 is a ClassLabel's missing label.
+        if label is None or label == -1:
             raise BadImage("no label", f"column {self.label!r} is {label}")
-        return image["bytes"] if image["bytes"] is not None else Path(
-            image["path"]
-        ).read_bytes(), int(label)
+        data = image["bytes"]
+        if data is None:
+            data = Path(image["path"]).read_bytes()
+        return data, int(label)
 
     def name(self, index: int) -> str:
         return f"{self.spec}[{self.split}][{index}]"
 
 
+def _heldout_split(splits: Mapping[str, object], named_split: str) -> str:
+    """The held-out one of a dataset's splits, the named one before others; "" without."""
+    for name in (named_split, *HELDOUT_NAMES):
+        if name in HELDOUT_NAMES and name in splits:
+            return name
+    return ""
+
+
 def _column(
-    spec: str, features: Mapping[str, object], role: str, kind: type, named: Mapping[str, str]
+    spec: str,
+    features: Mapping[str, object],
+    role: str,
+    kind: type,
+    named_columns: Mapping[str, str],
 ) -> str:
     """The column that is named for a role, else the only one of its type; labels may be whole
     numbers, called "label"."""
-    fitting = [name for name, feature in features.items() if isinstance(feature, kind)] or [role]
-    column = named.get(role) or (fitting[0] if len(fitting) == 1 else "")
+    candidates = [name for name, feature in features.items() if isinstance(feature, kind)]
+    if not candidates:
+        candidates = [role]
+    named = named_columns.get(role)
+    if named:
+        column = named
+    else:
+        column = candidates[0] if len(candidates) == 1 else ""
     feature = features.get(column)
-    if isinstance(feature, kind) or (
-        role == "label" and "int" in str(getattr(feature, "dtype", ""))
-    ):
+    is_number = "int" in str(getattr(feature, "dtype", ""))
+    if isinstance(feature, kind) or (role == "label" and is_number):
         return column
-    what = f"expected one column of {role}s among {', '.join(features)}, got {named.get(role) or fitting}"
+    among = f"expected one column of {role}s among {', '.join(features)}"
+    hint = did_you_mean(column, candidates)
     raise ValueError(
-        f"source {spec!r}: {what}; {did_you_mean(column, fitting)}name it with '?{role}=COLUMN'"
+        f"source {spec!r}: {among}, got {named or candidates}; {hint}name it with '?{role}=COLUMN'"
     )

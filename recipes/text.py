@@ -13,6 +13,7 @@ from typing import Any
 
 from modalities.text.data import TextDataConfig
 from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from zoo.errors import Options
 from zoo.files import data_folder
 from zoo.methods import pinned_context
 
@@ -21,99 +22,147 @@ ENDING = ("learned", "local")  # methods that end at their context
 
 # How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst
 # of 1, 5 and 20 for every prior; between 5 and 20 held-out loss after all 4,500 steps decides
-# (benchmarks/text_tiny/sweep.csv). Others take 5,
-# ggd_ssmax too: keys are whole names of methods. No rate of `sink`, `fox`, hybrids and DroPE is
-# tuned.
+# (benchmarks/text_tiny/sweep.csv). Other methods take 5, ggd_ssmax too: keys are whole names of
+# methods. No rate of `sink`, `fox`, hybrids and DroPE is tuned.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
 
 
+def plain_method(method: str) -> str:
+    """A method without its row scale: ggd of ggd_ssmax."""
+    return method.removesuffix("_ssmax")
+
+
+def fox_options(method: str) -> Options:
+    """Longer half-lives where `fox` is in the method: it learned no answer with one token, as
+    published."""
+    parts = plain_method(method).split("+")
+    half_lives = {"half_lives": [4, 256]}
+    if "fox" not in parts:
+        return {}
+    if len(parts) == 1:
+        return {"position_options": half_lives}
+    return {"position_options": {"fox": half_lives}}
+
+
 def tiny(method: str) -> Recipe:
-    """0.9M parameters, context 256: State of the Union speeches in 1,024 word pieces, facts to be
-    found again mixed in.
+    """0.9M parameters, context 256: speeches in 1,024 word pieces, mixed with facts to find again.
 
     deepspeed --num_gpus 1 --module priorzoo.train text.<method>_tiny
 
-    Most rows state facts and ask for them (`modalities.text.facts`), or hold a stretch of text that
-    comes again. Hardware: one CPU core for half an hour.
+    The text is that of State of the Union speeches. Most rows state facts and ask for them
+    (`modalities.text.facts`), or hold a stretch of text that comes again. Hardware: one CPU core
+    for half an hour.
     """
-    facts: dict[str, Any] = {"facts_fraction": 0.65, "facts_weight": 10.0, "copies_fraction": 0.2}
-    # With half-lives of one token, as published, `fox` learned no answer.
-    parts = method.removesuffix("_ssmax").split("+")
-    lives = {"half_lives": [4, 256]}
-    options = (
-        {"position_options": {"fox": lives} if len(parts) > 1 else lives} if "fox" in parts else {}
-    )
     return Recipe(
         name=f"text.{method}_tiny",
         modality="text",
-        model=Model(f"text_{method}_tiny", options=options),
-        data=TextDataConfig("sotu-excerpt", tokenizer="bpe-1k", context=256, **facts),
-        optim=Optim(
-            "muon", lr=4e-3, prior_lr_scale=PRIOR_RATES.get(method, 5.0), warmup=100, floor=0.02
+        model=Model(f"text_{method}_tiny", options=fox_options(method)),
+        data=TextDataConfig(
+            "sotu-excerpt",
+            tokenizer="bpe-1k",
+            context=256,
+            facts_fraction=0.65,
+            facts_weight=10.0,
+            copies_fraction=0.2,
         ),
-        train=Train(steps=4500, batch=8, clip=0.0, save_every=500),
+        optim=Optim(
+            "muon",
+            lr=4e-3,
+            prior_lr_scale=PRIOR_RATES.get(method, 5.0),
+            warmup=100,
+            floor=0.02,
+        ),
+        train=Train(
+            steps=4500,
+            batch=8,
+            clip=0.0,
+            save_every=500,
+        ),
         evaluate=Evaluate(every=500, samples=256),
     )
 
 
 def tiny_extend(method: str) -> Recipe:
-    """Context extension: 200 more steps of `text.<method>_tiny` at four times its context, at a
-    tenth of its rate.
+    """Context extension: 200 more steps of `text.<method>_tiny` at four times its context.
 
-    Starts from the newest finished run of text.<method>_tiny under runs/, or from --set
-    model.init_from=….
+    The rate is a tenth of the first training's. Starts from the newest finished run of
+    text.<method>_tiny under runs/, or from --set model.init_from=….
     """
-    recipe = tiny(method)
-    position = method.removesuffix("_ssmax")
-    recipe.name = f"text.{method}_tiny_extend"
-    recipe.model.init_from = f"newest:text.{method}_tiny"
-    recipe.model.options = {"position_options": pinned_context(position, recipe.data.context)}
-    recipe.data = replace(recipe.data, context=4 * recipe.data.context, seed=1)
-    recipe.optim.lr = 0.1 * recipe.optim.lr
-    recipe.optim.schedule = "constant"
-    recipe.optim.warmup = 16
-    recipe.train.steps, recipe.train.batch, recipe.train.save_every = (
-        200,
-        max(1, recipe.train.batch // 4),
-        0,
+    base = tiny(method)
+    pinned = pinned_context(plain_method(method), base.data.context)
+    return replace(
+        base,
+        name=f"text.{method}_tiny_extend",
+        model=replace(
+            base.model,
+            options={"position_options": pinned},
+            init_from=f"newest:text.{method}_tiny",
+        ),
+        data=replace(
+            base.data,
+            context=4 * base.data.context,
+            seed=1,
+        ),
+        optim=replace(
+            base.optim,
+            lr=0.1 * base.optim.lr,
+            schedule="constant",
+            warmup=16,
+        ),
+        train=replace(
+            base.train,
+            steps=200,
+            batch=max(1, base.train.batch // 4),
+            save_every=0,
+        ),
+        evaluate=Evaluate(every=100, samples=64),
     )
-    recipe.evaluate = Evaluate(every=100, samples=64)
-    return recipe
 
 
 @RECIPES.add
 def drope_tiny() -> Recipe:
-    """DroPE (arXiv 2512.12167): `text.rope_tiny` without its rotation, trained on for a tenth of
-    its steps at the same length.
+    """DroPE (arXiv 2512.12167): `text.rope_tiny` trained on without its rotation, at its length.
 
     deepspeed --num_gpus 1 --module priorzoo.train text.drope_tiny
 
-    Starts from the newest finished run of text.rope_tiny under runs/, or from --set
-    model.init_from=…. Of the paper's method the temperature for longer texts is not here:
+    A tenth of the steps. Starts from the newest finished run of text.rope_tiny under runs/, or from
+    --set model.init_from=…. Of the paper's method the temperature for longer texts is not here:
     `text_nope_ssmax_tiny` has a row scale that is trained.
     """
-    recipe = tiny("nope")
-    recipe.name = "text.drope_tiny"
-    recipe.model.init_from = "newest:text.rope_tiny"
-    recipe.data, recipe.train.steps = replace(recipe.data, seed=1), recipe.train.steps // 10
-    return recipe
+    base = tiny("nope")
+    return replace(
+        base,
+        name="text.drope_tiny",
+        model=replace(base.model, init_from="newest:text.rope_tiny"),
+        data=replace(base.data, seed=1),
+        train=replace(base.train, steps=base.train.steps // 10),
+    )
 
 
 def lm(method: str) -> Recipe:
-    """3.4M parameters, context 512, that write English: speeches, verse and RFCs in 4,096 word
-    pieces, plain text alone.
+    """3.4M parameters, context 512, that write English: speeches, verse and RFCs, plain text alone.
 
-    Hardware: one CPU core with AMX for three to four hours. The corpus is tokenised once, into the
-    data folder's cache. Needs `priorzoo fetch-data text sotu poetry rfc --offline`.
+    4,096 word pieces. Hardware: one CPU core with AMX for three to four hours. The corpus is
+    tokenised once, into the data folder's cache. Needs
+    `priorzoo fetch-data text sotu poetry rfc --offline`.
     """
     return Recipe(
         name=f"text.{method}_lm",
         modality="text",
-        model=Model(f"text_{method}_lm", options=tiny(method).model.options),
+        model=Model(f"text_{method}_lm", options=fox_options(method)),
         data=TextDataConfig(
-            "english", tokenizer="bpe-4k", context=512, cache_dir=str(data_folder() / "cache")
+            "english",
+            tokenizer="bpe-4k",
+            context=512,
+            cache_dir=str(data_folder() / "cache"),
         ),
-        optim=Optim("muon", lr=2e-3, prior_lr_scale=5.0, warmup=200, floor=0.05),
+        optim=Optim(
+            "muon",
+            lr=2e-3,
+            prior_lr_scale=5.0,
+            warmup=200,
+            floor=0.05,
+        ),
         train=Train(
             steps=2500,
             batch=16,
@@ -131,20 +180,26 @@ def lm(method: str) -> Recipe:
 # whole heads there.
 BESIDE = {"lanes": "beside"}
 # The loaders of GOAT and CABLE join documents and mask nothing; BAM's masks.
-PACKED: dict[str, Any] = {"tokenizer": "gpt2", "num_workers": 2, "documents": "packed"}
-GPU: dict[str, Any] = {"precision": "bf16", "zero_stage": 1, "save_every": 1000, "log_every": 50}
+PACKED: dict[str, Any] = {
+    "tokenizer": "gpt2",
+    "num_workers": 2,
+    "documents": "packed",
+}
+GPU: dict[str, Any] = {
+    "precision": "bf16",
+    "zero_stage": 1,
+    "log_every": 50,
+}
 
 
 def goat_c4(method: str) -> Recipe:
-    """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, R = 2, M = 8, key bias, L
-    2048, 4.0e9 tokens.
+    """GOAT's C4 set-up (arXiv 2601.15380): 12 layers, 12 heads, 768, L 2048, 4.0e9 tokens.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m     goat, alibi, rope;
-    any other method, sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m
 
-    Hardware: 8 × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation
-    perplexity 1.55 below ALiBi's.
-    4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer
+    Methods: goat, alibi, rope; any other, sums too. R = 2, M = 8, key bias. Hardware: 8 × 80 GB
+    GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below
+    ALiBi's. 4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer
     (`priorzoo fetch-data text gpt2`). As released: documents packed, weights of deviation 0.02.
     `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
 
@@ -153,31 +208,45 @@ def goat_c4(method: str) -> Recipe:
     the start (released: deviation 1e-3), and the prior's vectors do not decay. Its script's
     defaults, R = M = 4 and a rate of 1.5e-4, are not the paper's table, which is taken here.
     """
-    c4 = "hf:allenai/c4:en"
-    lanes = {} if method.removesuffix("_ssmax") == "goat" else BESIDE
+    lanes = {} if plain_method(method) == "goat" else BESIDE
     return Recipe(
         name=f"text.goat_c4_{method}_125m",
         modality="text",
-        model=Model(f"text_{method}_125m", options={"weight_init": "normal", **lanes}),
-        data=TextDataConfig(
-            f"{c4}:train", heldout_source=f"{c4}:validation", context=2048, **PACKED
+        model=Model(
+            f"text_{method}_125m",
+            options={"weight_init": "normal", **lanes},
         ),
-        optim=Optim(lr=1e-4, warmup=2000, floor=0.3),
-        train=Train(steps=61_035, batch=32, **GPU | {"save_every": 2000}),
+        data=TextDataConfig(
+            "hf:allenai/c4:en:train",
+            heldout_source="hf:allenai/c4:en:validation",
+            context=2048,
+            **PACKED,
+        ),
+        optim=Optim(
+            lr=1e-4,
+            warmup=2000,
+            floor=0.3,
+        ),
+        train=Train(
+            steps=61_035,
+            batch=32,
+            save_every=2000,
+            **GPU,
+        ),
         evaluate=Evaluate(every=1000, samples=512),
     )
 
 
 # Rate, micro-batch and options by size. 120m has 12 layers, 16 heads, 768 columns, 432m 14, 24,
 # 1536, 1100m 15, 32, 2048.
-BAM: dict[str, tuple[float, int, dict[str, Any]]] = {
+BAM: dict[str, tuple[float, int, Options]] = {
     "120m": (1e-3, 36, {}),
     "432m": (5e-4, 24, {}),
     "1100m": (3e-4, 12, {"activation_checkpointing": True}),
 }
 # What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at
 # 1. Lanes of others stand beside whole heads too.
-BAM_METHODS: dict[str, dict[str, Any]] = {
+BAM_METHODS: dict[str, Options] = {
     "ggd": {},
     "alibi": BESIDE,
     "rope": {"position_options": {"theta": 500_000.0}},
@@ -186,115 +255,181 @@ BAM_METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+def bam_options(method: str, size: str) -> Options:
+    """The model's options, as the released code has them."""
+    plain = plain_method(method)
+    _, _, size_options = BAM[size]
+    options: Options = {"weight_init": "torch"}
+    options |= size_options
+    options |= BAM_METHODS.get(plain, BESIDE)
+    if plain != method:
+        options["ssmax_start"] = 1.0
+        if plain == "alibi":
+            options["scale_prior"] = False
+    return options
+
+
 def bam(method: str, size: str) -> Recipe:
-    """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step (1152 ×
-    512), 1.14e10 in all, RAdam.
+    """BAM's FineWeb-10BT set-up (arXiv 2505.22842): L 512, untied, 589,824 tokens a step, RAdam.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>   ggd (BAM), alibi,
-    rope, …, with _ssmax; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>
 
-    Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper raises after
-    training for RoPE-SSMax (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and
-    50000000); local RoPE is RoPE measured with `--set position=local`. Hardware: 8 × 40 GB GPUs for
-    120M, 8 × 80 GB for the others. Needs Mistral-v0.3's tokenizer.json.
-    Expected of ggd_ssmax at 120M: passkey 1.0 to 51k tokens, 0.8 at 256k. As released: documents
+    Methods: ggd (BAM), alibi, rope, …, with _ssmax; sums too. A step has 1152 × 512 tokens, all
+    steps 1.14e10. Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper
+    raises after training for RoPE-SSMax
+    (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is
+    RoPE measured with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the
+    others. Needs Mistral-v0.3's tokenizer.json.
+
+    Expected of ggd_ssmax at 120m: passkey 1.0 to 51k tokens, 0.8 at 256k. As released: documents
     masked, weights as torch makes them; no other difference is known.
     `priorzoo evaluate RUN perplexity --documents upto --lengths 512` measures its table 2.
     """
-    lr, micro_batch, of_size = BAM[size]
-    plain = method.removesuffix("_ssmax")
-    options = {"weight_init": "torch"} | of_size | BAM_METHODS.get(plain, BESIDE)
-    if plain != method:
-        options |= {"ssmax_start": 1.0} | ({"scale_prior": False} if plain == "alibi" else {})
-    fineweb = "hf:HuggingFaceFW/fineweb:sample-10BT:train"
-    tokenizer = "data/mistral-v0.3/tokenizer.json"
+    lr, micro_batch, _ = BAM[size]
     return Recipe(
         name=f"text.bam_{method}_{size}",
         modality="text",
-        model=Model(f"text_{method}_{size}", options=options),
-        data=TextDataConfig(fineweb, tokenizer=tokenizer, context=512, num_workers=2),
-        optim=Optim("radam", lr=lr, warmup=0),
-        train=Train(steps=19_251, batch=1152, micro_batch=micro_batch, **GPU),
+        model=Model(f"text_{method}_{size}", options=bam_options(method, size)),
+        data=TextDataConfig(
+            "hf:HuggingFaceFW/fineweb:sample-10BT:train",
+            tokenizer="data/mistral-v0.3/tokenizer.json",
+            context=512,
+            num_workers=2,
+        ),
+        optim=Optim(
+            "radam",
+            lr=lr,
+            warmup=0,
+        ),
+        train=Train(
+            steps=19_251,
+            batch=1152,
+            micro_batch=micro_batch,
+            save_every=1000,
+            **GPU,
+        ),
         evaluate=Evaluate(every=500, samples=1152),
     )
 
 
 def bam_extend(method: str, size: str) -> Recipe:
-    """BAM context extension: 256 more steps at L 1024 (576 × 1024 tokens a step), at the rate the
-    first training ended with.
+    """BAM context extension: 256 more steps at L 1024, at the rate the first training ended with.
 
-    Starts from the newest finished run of text.bam_<method>_<size> under runs/, or from --set
-    model.init_from=….
+    A step has 576 × 1024 tokens. Starts from the newest finished run of text.bam_<method>_<size>
+    under runs/, or from --set model.init_from=….
     Expected of ggd_ssmax at 120m and 432m: passkey 1.0 at 512k tokens; at 1100m 0.7.
     """
-    extended = bam(method, size)
-    extended.name = f"text.bam_extend_{method}_{size}"
-    extended.model.init_from = f"newest:text.bam_{method}_{size}"
-    pinned = pinned_context(method.removesuffix("_ssmax"), extended.data.context)
+    base = bam(method, size)
+    options = base.model.options
+    pinned = pinned_context(plain_method(method), base.data.context)
     if pinned:
-        extended.model.options["position_options"] = (
-            extended.model.options.get("position_options", {}) | pinned
-        )
-    extended.data = replace(
-        extended.data, context=1024, seed=1
-    )  # other rows than the first training saw first
-    extended.optim = Optim("radam", lr=0.1 * extended.optim.lr, schedule="constant", warmup=16)
-    train = extended.train
-    train.steps, train.batch, train.micro_batch, train.save_every = (
-        256,
-        576,
-        max(1, (train.micro_batch or 1) // 2),
-        64,
+        position_options = options.get("position_options", {})
+        options = options | {"position_options": position_options | pinned}
+    return replace(
+        base,
+        name=f"text.bam_extend_{method}_{size}",
+        model=replace(
+            base.model,
+            options=options,
+            init_from=f"newest:text.bam_{method}_{size}",
+        ),
+        # The seed gives other rows than the first training saw first.
+        data=replace(
+            base.data,
+            context=1024,
+            seed=1,
+        ),
+        optim=Optim(
+            "radam",
+            lr=0.1 * base.optim.lr,
+            schedule="constant",
+            warmup=16,
+        ),
+        train=replace(
+            base.train,
+            steps=256,
+            batch=576,
+            micro_batch=max(1, (base.train.micro_batch or 1) // 2),
+            save_every=64,
+        ),
+        evaluate=Evaluate(every=64, samples=576),
     )
-    extended.evaluate = Evaluate(every=64, samples=576)
-    return extended
 
 
 CABLE_METHODS = ("cable", "alibi", "kerple", "fire", "t5", "rope", "sinusoidal")
 
 
 def cable(method: str, size: str) -> Recipe:
-    """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step, 1.0e10 in
-    all; GPT-2's layers.
+    """CABLE's FineWeb-Edu-10B set-up (arXiv 2503.08067): L 1024, 524,288 tokens a step.
 
-    deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>       cable, alibi,
-    kerple, …; sums too
+    deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>
 
-    Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M).
-    Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360: cable
-    20.63/20.02/19.24/19.31/19.28, alibi
-    20.99/20.67/21.23/22.42/22.89. As released: documents packed, weights of deviation 0.02 (outputs
-    ÷ √(2·layers)), cable's content not divided by √d. cable's bias is as the paper prints it; as
-    its code has it:
-    --set model.options.position_options.gate=softplus --set
-    model.options.position_options.weighted=false.
+    Methods: cable, alibi, kerple, …; sums too. GPT-2's layers, 1.0e10 tokens in all. Sizes 44m
+    (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware:
+    8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360:
+    cable 20.63/20.02/19.24/19.31/19.28, alibi 20.99/20.67/21.23/22.42/22.89.
+
+    As released: documents packed, weights of deviation 0.02 (outputs ÷ √(2·layers)), cable's
+    content not divided by √d. cable's bias is as the paper prints it; as its code has it:
+    --set model.options.position_options.gate=softplus
+    --set model.options.position_options.weighted=false.
 
     Differences: cable's matrix W_c has weight decay there and none here; no prior's parameter has.
     """
-    released = {"weight_init": "gpt2", "scale_content": method.removesuffix("_ssmax") != "cable"}
     return Recipe(
         name=f"text.cable_{method}_{size}",
         modality="text",
-        model=Model(f"text_{method}_{size}", options=BESIDE | released),
-        data=TextDataConfig(
-            "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train", context=1024, **PACKED
+        model=Model(
+            f"text_{method}_{size}",
+            options={
+                **BESIDE,
+                "weight_init": "gpt2",
+                "scale_content": plain_method(method) != "cable",
+            },
         ),
-        optim=Optim(lr=6e-4, warmup=715),
-        train=Train(steps=19_073, batch=512, micro_batch=16, **GPU),
+        data=TextDataConfig(
+            "hf:HuggingFaceFW/fineweb-edu:sample-10BT:train",
+            context=1024,
+            **PACKED,
+        ),
+        optim=Optim(
+            lr=6e-4,
+            warmup=715,
+        ),
+        train=Train(
+            steps=19_073,
+            batch=512,
+            micro_batch=16,
+            save_every=1000,
+            **GPU,
+        ),
         evaluate=Evaluate(every=500, samples=512),
     )
 
 
 RECIPES.add_family("125m", goat_c4, prefix="goat_c4_", listed=("goat", "ggd_goat", "alibi", "rope"))
+_plain_listed = [*BAM_METHODS, "ggd_goat"]
+_bam_listed = _plain_listed + [f"{method}_ssmax" for method in _plain_listed]
 for _size in BAM:
-    _listed = [method + ssmax for ssmax in ("", "_ssmax") for method in (*BAM_METHODS, "ggd_goat")]
-    RECIPES.add_family(_size, partial(bam, size=_size), prefix="bam_", listed=_listed)
     RECIPES.add_family(
-        _size, partial(bam_extend, size=_size), prefix="bam_extend_", listed=_listed, without=ENDING
+        _size,
+        partial(bam, size=_size),
+        prefix="bam_",
+        listed=_bam_listed,
+    )
+    RECIPES.add_family(
+        _size,
+        partial(bam_extend, size=_size),
+        prefix="bam_extend_",
+        listed=_bam_listed,
+        without=ENDING,
     )
 for _size in ("44m", "124m", "354m"):
     RECIPES.add_family(
-        _size, partial(cable, size=_size), prefix="cable_", listed=(*CABLE_METHODS, "ggd_goat")
+        _size,
+        partial(cable, size=_size),
+        prefix="cable_",
+        listed=(*CABLE_METHODS, "ggd_goat"),
     )
 RECIPES.add_family("tiny", tiny)
 RECIPES.add_family("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)

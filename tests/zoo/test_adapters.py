@@ -445,7 +445,7 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
         ),
         (lambda: zoo.adapt(make("llama"), "alibi"), {}, "has priors already"),
         (lambda: zoo.create_model("text_ggd_tiny"), {}, "model of the zoo"),
-        (lambda: nn.Linear(2, 2), {}, "PriorMultiheadAttention"),
+        (lambda: nn.Linear(2, 2), {}, "zoo.layers.Attention"),
         (lambda: timm.create_model("resnet18"), {}, "VisionTransformer"),
         (
             lambda: timm.create_model("vit_tiny_patch16_224", patch_drop_rate=0.5),

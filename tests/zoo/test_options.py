@@ -14,7 +14,6 @@ from tests.zoo.priors_table import OPTIONS, causal_modes, inputs, positions_for
 from zoo import KVCache, Positions, list_priors
 from zoo.layers import SSMax
 from zoo.methods import ENCODINGS, GRID_ENCODINGS, create_grid_position, create_position
-from zoo.nn import PriorMultiheadAttention
 from zoo.priors import PRIORS
 from zoo.rotary import SCALINGS
 
@@ -72,7 +71,6 @@ def test_an_encoding_refuses_an_option_or_is_finite() -> None:
 
 SIZES = {"dim": 16, "num_heads": 2}
 MAKERS: list[tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = [
-    (PriorMultiheadAttention, {"embed_dim": 16, "num_heads": 2}, ("kdim=None", "vdim=None")),
     (create_position, SIZES | {"name": "ggd", "train_context": 8}, ()),
     (create_grid_position, SIZES | {"name": "lookhere", "train_grid": (3, 5)}, ("depth=None",)),
     (SSMax, {"num_heads": 2, "train_context": 8}, ("window=None", "start=None", "start=2.5")),

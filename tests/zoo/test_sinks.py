@@ -3,7 +3,6 @@ kernel, cache and model; and the learned sink, a logit in the denominator."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from zoo.attention.base import AttentionCall, visible
 from zoo.attention.triton import TritonKernel
 from zoo.layers import Attention
 from zoo.methods import create_grid_position, create_position
-from zoo.nn import PriorMultiheadAttention
 from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
 
@@ -294,20 +292,6 @@ def test_a_saved_model_has_them_and_a_row_scale_counts_them(tmp_path) -> None:
     assert (layer.sinks, layer.window, layer.ssmax.window) == (4, 16, 20)
     ids = torch.arange(40)[None]
     torch.testing.assert_close(again(ids), model(ids))
-
-
-def test_torch_modules_take_them_in_both_directions() -> None:
-    module = PriorMultiheadAttention(
-        16, 2, batch_first=True, position="alibi", position_options={"sinks": 2}
-    )
-    x = torch.randn(2, 12, 16)
-    for causal in (True, False):
-        out, weights = module(x, x, x, is_causal=causal, average_attn_weights=False)
-        torch.testing.assert_close(module(x, x, x, is_causal=causal, need_weights=False)[0], out)
-        again = copy.copy(module)
-        again.sinks = 0
-        less = again(x, x, x, is_causal=causal, average_attn_weights=False)[1]
-        assert (weights[..., 8:, :2].sum(-1) > less[..., 8:, :2].sum(-1)).all()
 
 
 @pytest.mark.parametrize("sinks", [-1, 1.5, True, "4"])

@@ -251,6 +251,6 @@ def _library(model: nn.Module) -> ModuleType:
         if library in packages:
             return import_module(file)
     raise ValueError(
-        f"unsupported model {name}: expected a transformers or timm model; for torch's own modules there is "
-        "zoo.nn.PriorMultiheadAttention"
+        f"unsupported model {name}: expected a transformers or timm model; in modules of your own, "
+        "use zoo.layers.Attention"
     )

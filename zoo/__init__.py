@@ -13,8 +13,9 @@ import torch
 from zoo.attention import prior_attention
 from zoo.catalog import create_model, list_models, load_model, register_model
 from zoo.decoding import KVCache
+from zoo.methods import register_prior
 from zoo.positions import Positions
-from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors, register_prior
+from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_priors
 
 if TYPE_CHECKING:
     from zoo.adapters import adapt, load_adapted, save_adapted

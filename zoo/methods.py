@@ -123,6 +123,47 @@ LINE_SUPPLIED = ("num_heads", "dim", "d_model", "head_dim", "train_context")
 GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
 
+# Names that no registered prior may take: methods that are no priors of that name, and the suffix
+# of models with SSMax.
+RESERVED = {"nope", "ssmax", *SUMS, *HYBRIDS, *ENCODINGS, *GRID_ENCODINGS, *GRID_NAMES}
+RESERVED.update(*GRID_NAMES.values())
+
+
+def _grid_method(name: str) -> str:
+    """The method of grids that a prior is."""
+    return name.removesuffix("2d").removesuffix("_")
+
+
+def register_prior(name: str, prior: type[Prior]) -> None:
+    """Add a prior from outside this package. It is a position method from then on, with its models
+    and recipes.
+
+    Args:
+        name: lower-case letters, digits and underscores; NAME2d is the method NAME of grids, as is
+            a `GridPrior`.
+        prior: its class, made by prior(num_heads, **options); options named d_model, head_dim,
+            train_context (on a line) or train_grid (on a grid) are given by the model.
+
+    Raises:
+        ValueError: for a name that is taken or cannot be part of a model's name, or a class that is
+        no `Prior`.
+    """
+    if not (isinstance(prior, type) and issubclass(prior, Prior)):
+        raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith(("_", "_ssmax")):
+        raise ValueError(
+            f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, digits and underscores, and "
+            "neither '_' nor '_ssmax' at the end"
+        )
+    if name in PRIORS and PRIORS[name] is prior:
+        return
+    method = _grid_method(name) if on_grid(name, prior) else name
+    grid = {_grid_method(n) for n in PRIORS if on_grid(n)}
+    if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
+        raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
+    PRIORS[name] = prior
+
+
 def line_methods() -> dict[str, Method]:
     """Every method of a line by name, registered priors included."""
     names = [name for name in PRIORS if not on_grid(name)]
@@ -136,7 +177,7 @@ def grid_methods() -> dict[str, Method]:
     methods = {"nope": Method("prior", "uniform"), "sink": Method("prior", "sink")}
     for name in PRIORS:
         if on_grid(name):
-            names = GRID_NAMES.get(name, {name.removesuffix("2d").removesuffix("_"): {}})
+            names = GRID_NAMES.get(name, {_grid_method(name): {}})
             methods |= {method: Method("prior", name, fixed) for method, fixed in names.items()}
     return methods | GRID_ENCODINGS
 

@@ -1,12 +1,11 @@
 """Priors by name. A new one is its own file, a line in `SHIPPED`, and a row of
 tests/zoo/priors_table.py.
 
-Priors of other packages and files come by `register_prior`.
+Priors of other packages and files come by `zoo.register_prior`.
 """
 
 from __future__ import annotations
 
-import re
 from collections import UserDict
 from collections.abc import MutableMapping
 from importlib import import_module
@@ -25,26 +24,8 @@ __all__ = [
     "create_prior",
     "list_priors",
     "on_grid",
-    "register_prior",
 ]
 
-# Methods that are no priors of that name, and what ends a model's name.
-RESERVED = {
-    "nope",
-    "ssmax",
-    "ggd_goat",
-    "rnope",
-    "rnope_swa",
-    "swa_rope",
-    "rope",
-    "local",
-    "sinusoidal",
-    "learned",
-    "spectral2d",
-    "ggd2d",
-    "ggd2d_separable",
-}
-RESERVED |= {"rope2d_axial", "rope2d_mixed", "rope2d_normalised"}
 # Where each prior is; its file is imported when the prior is made.
 SHIPPED: dict[str, str] = {
     "uniform": "zoo.priors.base:Uniform",
@@ -94,41 +75,6 @@ def on_grid(name: str, prior: type[Prior] | None = None) -> bool:
     if name.endswith("2d") or name in SHIPPED:
         return name.endswith("2d")
     return issubclass(prior or PRIORS[name], GridPrior)
-
-
-def _method(name: str) -> str:
-    """The method of grids that a prior is."""
-    return name.removesuffix("2d").removesuffix("_")
-
-
-def register_prior(name: str, prior: type[Prior]) -> None:
-    """Add a prior from outside this package. It is a position method from then on, with its models
-    and recipes.
-
-    Args:
-        name: lower-case letters, digits and underscores; NAME2d is the method NAME of grids, as is
-            a `GridPrior`.
-        prior: its class, made by prior(num_heads, **options); options named d_model, head_dim,
-            train_context (on a line) or train_grid (on a grid) are given by the model.
-
-    Raises:
-        ValueError: for a name that is taken or cannot be part of a model's name, or a class that is
-        no `Prior`.
-    """
-    if not (isinstance(prior, type) and issubclass(prior, Prior)):
-        raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith(("_", "_ssmax")):
-        raise ValueError(
-            f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, digits and underscores, and "
-            "neither '_' nor '_ssmax' at the end"
-        )
-    if name in PRIORS and PRIORS[name] is prior:
-        return
-    method = _method(name) if on_grid(name, prior) else name
-    grid = {_method(n) for n in PRIORS if on_grid(n)}
-    if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
-        raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
-    PRIORS[name] = prior
 
 
 def list_priors() -> list[str]:

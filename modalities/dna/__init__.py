@@ -1,49 +1,26 @@
-"""DNA: the causal decoder on single bases, k-mers or BPE; its data, baselines and evaluators."""
+"""DNA: the causal decoder on single bases, k-mers or BPE; its data, baselines and evaluators.
+
+Importing it registers the models with the zoo. The rest is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from importlib import import_module
 
-from torch import nn
+from modalities.dna.model import DnaConfig, DnaDecoder
 
-from modalities.contract import Evaluators, Modality, Outside
-from modalities.decoder.model import decoder_cost, target_weight
-from modalities.dna.baselines import BASELINES
-from modalities.dna.data import DnaDataConfig, build_loader
-from modalities.dna.model import DnaConfig, DnaDecoder, build, next_token_loss
-from modalities.loading import first_heldout
+_HOMES = {
+    "MODALITY": "modalities.dna.modality",
+    "DnaDataConfig": "modalities.dna.config",
+}
+__all__ = ["DnaConfig", "DnaDecoder", *_HOMES]
 
-__all__ = ["MODALITY", "DnaConfig", "DnaDecoder"]
-
-
-def _open_outside(name: str) -> tuple[nn.Module, bool]:
-    from modalities.dna.hf import open_outside  # imports transformers
-
-    return open_outside(name)
+# As MODALITY has them; these need neither data nor baselines.
+RECIPES_MODULE = "recipes.dna"
+OUTSIDE_PREFIXES = ("hf",)
 
 
-def _claim_outside(name: str) -> float:
-    from modalities.dna.hf import claim_outside
-
-    return claim_outside(name)
-
-
-MODALITY = Modality(
-    name="dna",
-    unit="tokens",
-    model=DnaDecoder,
-    config=DnaDataConfig,
-    build=build,
-    loader=build_loader,
-    heldout=partial(first_heldout, build_loader),
-    loss=next_token_loss,
-    weight=target_weight,
-    cost=decoder_cost,
-    evaluators=Evaluators("modalities.dna.evaluators"),
-    baselines=BASELINES,
-    outside={"hf": Outside(_open_outside, _claim_outside)},
-    metrics=("bits_per_base",),
-    headline=("bits_per_base",),
-    recipes="recipes.dna",
-    task="text-generation",
-)
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

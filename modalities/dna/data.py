@@ -14,19 +14,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from modalities.dna.config import DnaDataConfig
 from modalities.dna.genome import Genome, RunCounter, open_genome
-from modalities.dna.sources import DEFAULT_SOURCE, find_source
+from modalities.dna.sources import find_source
 from modalities.dna.splits import Region, between, joined, load_regions, select
 from modalities.dna.tokenizers import load_tokenizer, reverse_complement
-from modalities.loading import MOST_WORKERS, IndexedLoader, RowBatches, State, hash64, permuted
-from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields
+from modalities.loading import IndexedLoader, RowBatches, State, hash64, permuted
 
 # First word of every random key after the seed, so that no two uses share random bits.
 _ORDER = 0
@@ -34,36 +33,6 @@ _OFFSET = 1
 _STRAND = 2
 _MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
 _LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
-
-
-@dataclass(frozen=True)
-class DnaDataConfig:
-    """What to train on.
-
-    source, tokenizer: spec strings (sources.py, tokenizers.py).
-    split: a BED file whose fourth column is "train" or "heldout"; None: the source's own, or whole
-    contigs by rule.
-    context: L, tokens a model sees at once.
-    reverse_complement: probability that a training window is read on the other strand.
-    soft_mask_weight: weight in the loss of a soft-masked target (lower-case: repeats, by
-    convention); 0 leaves them out.
-    max_unknown: training windows with a larger share of unknown bases are skipped.
-    cache_dir: of version 0.5; without effect.
-    """
-
-    source: str = DEFAULT_SOURCE
-    split: str | None = None
-    tokenizer: str = "bases"
-    context: int = bounded(256, 1, LONGEST_CONTEXT)
-    seed: int = bounded(0, 0, LARGEST_SEED)
-    reverse_complement: float = bounded(0.5, 0, 1)
-    soft_mask_weight: float = bounded(1.0, 0, math.inf)
-    max_unknown: float = bounded(0.1, 0, 1)
-    cache_dir: str | None = None
-    num_workers: int = bounded(0, 0, MOST_WORKERS)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def build_loader(

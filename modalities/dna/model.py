@@ -1,8 +1,7 @@
-"""The causal decoder on DNA: its vocabulary, its copy expert, and the loss in bits per base."""
+"""The causal decoder on DNA: its vocabulary, its sizes and its copy expert."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,22 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modalities.decoder.generation import stream_text
-from modalities.decoder.model import (
-    Decoder,
-    DecoderConfig,
-    causal_lm_loss,
-    check_tokenizer,
-    register_decoders,
-    target_weights,
-)
+from modalities.decoder.model import Decoder, DecoderConfig, register_decoders
 from modalities.dna.copying import LONGEST, CopyExpert
-from modalities.dna.data import DnaDataConfig
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from modalities.loading import Batch
-from zoo.catalog import create_model
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded
-from zoo.model import ZooModel
 
 
 @dataclass(frozen=True)
@@ -187,36 +175,6 @@ class DnaDecoder(Decoder):
         return torch.tensor(
             [[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device
         )
-
-
-def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """`causal_lm_loss` of a batch, and its bits per base: the loss in bits over the mean number of
-    bases of a target. A copy expert in training then keeps the rows."""
-    loss, _ = causal_lm_loss(model, batch)
-    if model.copy_expert is not None and model.copy_expert.training:
-        model.copy_expert.remember(batch["tokens"], batch["segments"])
-    weights = target_weights(batch)
-    widths = torch.from_numpy(load_tokenizer(model.config.tokenizer).widths)
-    bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
-    return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
-
-
-def build(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooModel:
-    """A registered model with fresh weights at the data's context and tokenizer; `options` override
-    its configuration. ValueError where options name another tokenizer than the data, or a setting
-    that the model does not have."""
-    if options.get("strands") == "both":
-        raise ValueError(
-            "strands='both' cannot be trained: leave it out, and evaluate with --strands both"
-        )
-    check_tokenizer(options, data.tokenizer)
-    tokenizer = load_tokenizer(data.tokenizer)
-    fields = {
-        "train_context": data.context,
-        "tokenizer": data.tokenizer,
-        "vocab_size": tokenizer.vocab_size,
-    }
-    return create_model(name, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
 
 
 # Every position method × SSMax on and off × size.

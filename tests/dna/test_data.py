@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from modalities.dna import data as data_module
-from modalities.dna.data import DnaDataConfig, WindowDataset, build_loader
+from modalities.dna.config import DnaDataConfig
+from modalities.dna.data import WindowDataset, build_loader
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import UNKNOWN, decode, load_tokenizer, reverse_complement
 from tests.dna.models import bpe_tokenizer, genome_of, write_fasta

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from modalities.dna import hf
+from modalities.dna.config import DnaDataConfig
 from modalities.dna.copying import LONGEST, CopyExpert, Index, counts_so_far
-from modalities.dna.data import DnaDataConfig
-from modalities.dna.model import DnaConfig, DnaDecoder, build, next_token_loss
+from modalities.dna.modality import build, next_token_loss
+from modalities.dna.model import DnaConfig, DnaDecoder
 from modalities.dna.tokenizers import encode, load_tokenizer, reverse_complement
 from tests.dna.models import tiny
 from tests.refusals import refuses

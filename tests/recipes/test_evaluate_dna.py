@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from modalities.dna import baselines
-from modalities.dna.data import DnaDataConfig
+from modalities.dna.config import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder
 from recipes.targets import find_baselines, find_targets
 from tests.recipes.test_evaluate import invoke, saved_run, table

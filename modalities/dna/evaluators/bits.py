@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from modalities.decoder.scoring import windows_of
-from modalities.dna.baselines import contexts, kmers
 from modalities.dna.evaluation import (
     BASES_LENGTH,
     DnaEvaluator,
@@ -21,6 +20,7 @@ from modalities.dna.evaluation import (
     whole_kmers,
 )
 from modalities.dna.genome import Genome
+from modalities.dna.kmers import contexts, kmers
 from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement

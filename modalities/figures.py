@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
+from contextvars import ContextVar
 from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,8 @@ from modalities.results import (
     mean_of_seeds,
     short_names,
 )
-from zoo.files import save_figure
+from zoo.errors import printable
+from zoo.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +54,13 @@ WIDTH = (
 SMALLEST = 8.0
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
+
+FIGURE_FORMATS = ("png", "pdf", "svg")
+# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at
+# its own width.
+figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar(
+    "figure_output", default=((), None)
+)
 
 
 def scores_figure(
@@ -304,3 +314,39 @@ def finish(
     elif any(axis.containers for axis in axes):
         legend.set_title("whiskers: standard error")
     save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at
+    all, and close it.
+
+    Names with $ in them are not formulas, control characters are escaped, and words above 60
+    characters are shortened.
+
+    Raises:
+        ValueError: for a suffix other than .png, .pdf and .svg.
+    """
+    from matplotlib import pyplot
+    from matplotlib.text import Text
+
+    formats, width = figure_output.get()
+    formats = formats or (path.suffix.removeprefix("."),)
+    if unknown := set(formats) - set(FIGURE_FORMATS):
+        raise ValueError(
+            f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}"
+        )
+    if width:
+        before, height = figure.get_size_inches()
+        figure.set_size_inches(width, height * width / before)
+    for text in figure.findobj(Text):
+        words = "\n".join(map(printable, text.get_text().split("\n")))
+        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
+        if (
+            "$" in text.get_text() and "\\mathdefault" not in text.get_text()
+        ):  # which ticks of logarithmic axes have
+            text.set_parse_math(False)
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    for name in formats:
+        with replacing(path.with_suffix(f".{name}"), "wb") as file:
+            figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
+    pyplot.close(figure)

@@ -13,11 +13,10 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from modalities.figures import DASHES, SMALLEST, panels
+from modalities.figures import DASHES, SMALLEST, panels, save_figure
 from zoo.catalog import create_model, import_named, load_model
 from zoo.cli import Import, call, console, title_of
 from zoo.errors import require
-from zoo.files import save_figure
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.positions import Positions

@@ -55,7 +55,7 @@ from torch import nn
 
 from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
-from modalities.figures import overview_figure
+from modalities.figures import FIGURE_FORMATS, figure_output, overview_figure
 from modalities.results import file_safe, write_table
 from recipes.commands import (
     CommandError,
@@ -81,7 +81,6 @@ from recipes.targets import (
 from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import nearest, ran_out_of_memory, require
-from zoo.files import FIGURE_FORMATS, figure_output
 from zoo.model import ZooModel
 
 DTYPES = ("float32", "bfloat16", "float64")

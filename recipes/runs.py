@@ -48,6 +48,7 @@ from unittest.mock import patch
 import torch
 
 from modalities.contract import find_modality
+from modalities.figures import save_figure
 from recipes.commands import ConfigError, warn
 from recipes.config import Json, Plan
 from zoo.catalog import verified_file
@@ -59,7 +60,6 @@ from zoo.files import (
     read_object,
     read_tensors,
     remove_abandoned,
-    save_figure,
     sync,
     without_nan,
     write_json,

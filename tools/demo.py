@@ -81,8 +81,7 @@ def main(
 def draw(results: list[ModelResult], path: Path) -> None:
     """Bits per byte over the length of the window: the two models as thick lines, shipped ones as
     thin lines behind them."""
-    from modalities.figures import curves, panels
-    from zoo.files import save_figure
+    from modalities.figures import curves, panels, save_figure
 
     shipped = []
     for name in SHIPPED:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -19,18 +18,14 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from zoo.errors import did_you_mean, printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from zoo.errors import did_you_mean
 
 Digests = dict[
     str, dict[str, int | str]
@@ -277,50 +272,6 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
     except (OSError, ValueError):
         return "manifest.json is missing or damaged"
     return find_damage(folder, {name: manifest.get(name) for name in names})
-
-
-FIGURE_FORMATS = ("png", "pdf", "svg")
-# (formats, width in inches) of figures in a command; the default is what the path's suffix says, at
-# its own width.
-figure_output: ContextVar[tuple[Sequence[str], float | None]] = ContextVar(
-    "figure_output", default=((), None)
-)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a matplotlib figure in the formats and at the width of `figure_output`, whole or not at
-    all, and close it.
-
-    Names with $ in them are not formulas, control characters are escaped, and words above 60
-    characters are shortened.
-
-    Raises:
-        ValueError: for a suffix other than .png, .pdf and .svg.
-    """
-    from matplotlib import pyplot
-    from matplotlib.text import Text
-
-    formats, width = figure_output.get()
-    formats = formats or (path.suffix.removeprefix("."),)
-    if unknown := set(formats) - set(FIGURE_FORMATS):
-        raise ValueError(
-            f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}"
-        )
-    if width:
-        before, height = figure.get_size_inches()
-        figure.set_size_inches(width, height * width / before)
-    for text in figure.findobj(Text):
-        words = "\n".join(map(printable, text.get_text().split("\n")))
-        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
-        if (
-            "$" in text.get_text() and "\\mathdefault" not in text.get_text()
-        ):  # which ticks of logarithmic axes have
-            text.set_parse_math(False)
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    for name in formats:
-        with replacing(path.with_suffix(f".{name}"), "wb") as file:
-            figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
-    pyplot.close(figure)
 
 
 LARGEST_JSON = 1 << 26  # bytes; in memory it takes about ten times as many

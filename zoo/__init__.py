@@ -19,7 +19,7 @@ from zoo.priors import Prior, PriorTerms, RelativeTable, create_prior, list_prio
 
 if TYPE_CHECKING:
     from zoo.adapters import adapt, load_adapted, save_adapted
-    from zoo.priors.sums import compose
+    from zoo.priors.compose import compose
 
 __version__ = "0.6.0"
 
@@ -45,7 +45,7 @@ __all__ = [
 
 # Imported when somebody asks for them: training does not.
 _ELSEWHERE = dict.fromkeys(("adapt", "load_adapted", "save_adapted"), "zoo.adapters") | {
-    "compose": "zoo.priors.sums"
+    "compose": "zoo.priors.compose"
 }
 
 

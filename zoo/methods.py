@@ -502,7 +502,7 @@ def _create(
     if not priors:
         prior = create_prior("uniform", num_heads=supplied["num_heads"])
     elif is_sum:
-        from zoo.priors.sums import Compose
+        from zoo.priors.compose import Compose
 
         prior = Compose(**priors)
     else:

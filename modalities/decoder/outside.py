@@ -26,7 +26,7 @@ from zoo.attention.base import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.files import read_tensors
 from zoo.positions import Positions
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

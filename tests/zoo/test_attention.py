@@ -19,8 +19,9 @@ from zoo.attention import KERNELS, prior_attention
 from zoo.attention.base import AttentionCall, Kernel, spread_gain
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
-from zoo.priors.base import PriorTerms, RelativeTable
-from zoo.priors.sums import Compose
+from zoo.priors.base import RelativeTable
+from zoo.priors.compose import Compose
+from zoo.priors.terms import PriorTerms
 
 HEADS = 4
 HEAD_WIDTH = 8

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tests.refusals import refuses
 from zoo import Positions, compose, create_prior, prior_attention
-from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
+from zoo.priors.terms import PriorTerms
 
 BATCH = 2
 HEADS = 4

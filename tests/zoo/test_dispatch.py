@@ -27,8 +27,9 @@ from zoo.attention.base import AttentionCall, needs_mask
 from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.attention.flash import PACKAGES, FlashKernel, find_package
 from zoo.attention.triton import TritonKernel
-from zoo.priors.base import PriorTerms, RelativeTable
+from zoo.priors.base import RelativeTable
 from zoo.priors.tables import BlockedBias
+from zoo.priors.terms import PriorTerms
 
 MISSING = "the flash-attn package is not installed"
 

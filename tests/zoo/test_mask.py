@@ -24,7 +24,7 @@ from tests.zoo.test_attention import (
 from zoo.attention import KERNELS, prior_attention, skipped_share
 from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
 from zoo.attention.dispatch import choose_kernel
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 SHAPES = {"shared": (1, 1), "by row": (2, 1), "by head": (1, HEADS), "by both": (2, HEADS)}
 REALISED = ["none", "lanes", "table", "both", "bias"]

@@ -12,7 +12,7 @@ from zoo.attention import KERNELS, selfcheck
 from zoo.attention.base import AttentionCall
 from zoo.attention.reference import ReferenceKernel
 from zoo.attention.selfcheck import check_kernel, find_distrust
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 
 @pytest.fixture(autouse=True)

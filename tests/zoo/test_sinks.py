@@ -28,8 +28,8 @@ from zoo.attention.base import AttentionCall, visible
 from zoo.attention.triton import TritonKernel
 from zoo.layers import Attention
 from zoo.methods import create_grid_position, create_position
-from zoo.priors.base import PriorTerms
 from zoo.priors.tables import whole_bias
+from zoo.priors.terms import PriorTerms
 
 LINES = [name for name, case in CASES.items() if case.grid is None and name != "more-queries"]
 

@@ -23,7 +23,7 @@ from zoo.attention.reference import attend
 from zoo.attention.triton import backward, common, decode, forward, op, plan
 from zoo.attention.triton.common import Operands
 from zoo.attention.triton.forward import attention_forward
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 pytestmark = pytest.mark.gpu
 

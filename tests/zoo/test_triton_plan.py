@@ -21,7 +21,8 @@ from zoo.attention.base import AttentionCall, visible  # noqa: E402
 from zoo.attention.triton.common import Operands  # noqa: E402
 from zoo.attention.triton.op import operands  # noqa: E402
 from zoo.attention.triton.plan import Plan, make_plan, skipped_share  # noqa: E402
-from zoo.priors.base import PriorTerms, RelativeTable  # noqa: E402
+from zoo.priors.base import RelativeTable  # noqa: E402
+from zoo.priors.terms import PriorTerms  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,8 @@ from tools.benches.timing import Call, Record, Refused, device_of, numbers, pars
 from zoo import Positions, create_prior, prior_attention
 from zoo.attention import skipping
 from zoo.attention.selfcheck import BOUNDS, relative_error
-from zoo.priors.base import Prior, PriorTerms
+from zoo.priors.base import Prior
+from zoo.priors.terms import PriorTerms
 
 OPTIONS: dict[str, dict[str, object]] = {"ggd": {"init": "alibi"}, "goat": {"train_context": 128}}
 CHECK = 300  # tokens at which each contender is compared with float64

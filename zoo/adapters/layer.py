@@ -18,8 +18,9 @@ from zoo.errors import Options
 from zoo.layers import SSMax, is_offloaded, loaded
 from zoo.methods import create_grid_position, create_position, uniform_options
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, without_autocast
+from zoo.priors.base import Prior, without_autocast
 from zoo.priors.tables import whole_bias
+from zoo.priors.terms import PriorTerms
 from zoo.rotary import rotate
 
 RECORD = "priorzoo"  # of what was done, in a model's configuration

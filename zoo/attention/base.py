@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from zoo.errors import check_whole
 from zoo.positions import Positions
-from zoo.priors.base import PriorTerms, RelativeTable, without_autocast
+from zoo.priors.base import RelativeTable, without_autocast
 from zoo.priors.tables import BlockedBias
+from zoo.priors.terms import PriorTerms
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.errors import did_you_mean
 from zoo.positions import document_starts
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 
 def _reference() -> Kernel:

@@ -24,7 +24,7 @@ from zoo.attention.base import AttentionCall, Kernel
 from zoo.attention.reference import ReferenceKernel
 from zoo.positions import Positions
 from zoo.priors import create_prior
-from zoo.priors.base import PriorTerms
+from zoo.priors.terms import PriorTerms
 
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the
 # weights, and of sums.

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from zoo.attention.base import AttentionCall
 from zoo.positions import Positions
-from zoo.priors.base import PriorTerms
 from zoo.priors.tables import BlockedBias
+from zoo.priors.terms import PriorTerms
 
 
 def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from zoo.errors import check_options, did_you_mean
-from zoo.priors.base import GridPrior, Prior, PriorTerms, RelativeTable, TablePrior
+from zoo.priors.base import GridPrior, Prior, RelativeTable, TablePrior
+from zoo.priors.terms import PriorTerms
 
 __all__ = [
     "PRIORS",
@@ -28,26 +29,26 @@ __all__ = [
 
 # Where each prior is; its file is imported when the prior is made.
 SHIPPED: dict[str, str] = {
-    "uniform": "zoo.priors.base:Uniform",
-    "sink": "zoo.priors.base:Sink",
+    "uniform": "zoo.priors.uniform:Uniform",
+    "sink": "zoo.priors.sink:Sink",
     "alibi": "zoo.priors.alibi:Alibi",
     "alibi2d": "zoo.priors.alibi:Alibi2d",
-    "spectral": "zoo.priors.sums:Spectral",
-    "spectral2d": "zoo.priors.sums:Spectral2d",
-    "key_bias": "zoo.priors.sums:KeyBias",
-    "key_bias2d": "zoo.priors.sums:KeyBias2d",
-    "goat": "zoo.priors.sums:Goat",
-    "goat2d": "zoo.priors.sums:Goat2d",
+    "spectral": "zoo.priors.spectral:Spectral",
+    "spectral2d": "zoo.priors.spectral:Spectral2d",
+    "key_bias": "zoo.priors.key_bias:KeyBias",
+    "key_bias2d": "zoo.priors.key_bias:KeyBias2d",
+    "goat": "zoo.priors.goat:Goat",
+    "goat2d": "zoo.priors.goat:Goat2d",
     "ggd": "zoo.priors.ggd:Ggd",
     "ggd2d": "zoo.priors.ggd:Ggd2d",
     "cable": "zoo.priors.cable:Cable",
-    "fox": "zoo.priors.cable:Fox",
+    "fox": "zoo.priors.fox:Fox",
     "t5": "zoo.priors.t5:T5",
     "t5_2d": "zoo.priors.t5:T52d",
-    "kerple": "zoo.priors.alibi:Kerple",
-    "kerple2d": "zoo.priors.alibi:Kerple2d",
-    "scale_invariant": "zoo.priors.alibi:ScaleInvariant",
-    "lookhere2d": "zoo.priors.alibi:Lookhere2d",
+    "kerple": "zoo.priors.kerple:Kerple",
+    "kerple2d": "zoo.priors.kerple:Kerple2d",
+    "scale_invariant": "zoo.priors.scale_invariant:ScaleInvariant",
+    "lookhere2d": "zoo.priors.lookhere:Lookhere2d",
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",
     "table": "zoo.priors.given:Table",

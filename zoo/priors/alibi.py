@@ -1,38 +1,19 @@
-"""Penalties on distance: ALiBi's linear one (arXiv 2108.12409), whose slopes seed other priors,
-Kerple's logarithmic kernel (arXiv 2205.09921), scale-invariant attention, and LookHere's heads that
-look in one direction each (arXiv 2405.13985)."""
+"""ALiBi: a linear penalty on distance (arXiv 2108.12409). Its slopes seed other priors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_flags, check_number, check_whole
+from zoo.errors import check_flags, check_number
 from zoo.positions import Positions
-from zoo.priors.base import (
-    GridPrior,
-    IsotropicPrior,
-    Prior,
-    PriorTerms,
-    TablePrior,
-    bf16_pieces,
-    prior_dtype,
-)
-
-# Four bfloat16 pieces carry 36 significant bits: a ramp of slope 1 has error 2^-16 at position
-# 2^20. One more lane subtracts the bulk of the ramp at the query's own position, which keeps a
-# kernel's float32 sums small.
-RAMP_PIECES = 4
-RAMP_LANES = RAMP_PIECES + 1
-HIDDEN = (
-    -1e30
-)  # of keys outside LookHere's field of view; every patch sees itself, so no row is without a key
-LEAST = 1e-2  # that Kerple's parameters are read as
+from zoo.priors.base import IsotropicPrior, Prior, TablePrior, prior_dtype
+from zoo.priors.lanes import RAMP_LANES, ramp_lanes
+from zoo.priors.terms import PriorTerms
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Tensor:
@@ -41,34 +22,14 @@ def alibi_slopes(num_heads: int, device: torch.device | str | None = None) -> Te
     them there would synchronise."""
     below = 2 ** math.floor(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, dtype=torch.float64, device=device)
-    return torch.exp2(
-        torch.where(n <= below, n * (-8 / below), (2 * (n - below) - 1) * (-4 / below))
-    )
+    exponents_below = n * (-8 / below)
+    exponents_above = (2 * (n - below) - 1) * (-4 / below)
+    return torch.exp2(torch.where(n <= below, exponents_below, exponents_above))
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
     """x with softplus(x) = value > 0."""
     return value + torch.log(-torch.expm1(-value))
-
-
-def ramp_lanes(ramp: Tensor, at_query: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Lanes of K[i,j] = ramp[j], exact to bfloat16 pieces, less a row constant near ramp at the
-    query.
-
-    Args:
-        ramp: (1 or B, H, S) float64, differentiable; it may grow without bound.
-        at_query: (1 or B, H, T) float64, the ramp's value at each query.
-    Returns:
-        q_lanes (1 or B, H, T, RAMP_LANES), k_lanes (1 or B, H, S, RAMP_LANES), in `dtype`.
-    """
-    pieces = bf16_pieces(ramp, RAMP_PIECES, dtype)
-    bulk = -(pieces[0] if at_query is ramp else at_query.to(torch.bfloat16).to(dtype)).detach()
-    ones = torch.ones_like(bulk)
-    # Largest first: bulk cancels the leading piece before the smaller ones are summed.
-    q_lanes = torch.stack([bulk, *[ones] * RAMP_PIECES], dim=-1)
-    return q_lanes, torch.stack(
-        [ones if at_query is ramp else torch.ones_like(pieces[0]), *pieces], dim=-1
-    )
 
 
 class Alibi(TablePrior):
@@ -101,7 +62,8 @@ class Alibi(TablePrior):
             lags = list(mean_lag) if isinstance(mean_lag, Sequence) else [mean_lag] * num_heads
             if len(lags) != num_heads:
                 raise ValueError(
-                    f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} heads"
+                    f"mean_lag={mean_lag!r}: expected a distance, or one for each of {num_heads} "
+                    "heads"
                 )
             for lag in lags:
                 check_number("mean_lag", lag, above=0)
@@ -143,116 +105,15 @@ class Alibi(TablePrior):
         slopes = self.slopes(None if x is None else x.device)
         dtype = prior_dtype(self)
         j = k_pos.index(slopes.device).double()
-        i = j if q_pos is k_pos else q_pos.index(slopes.device).double()
         ramp = slopes[:, None] * j[:, None]
-        q_lanes, k_lanes = ramp_lanes(ramp, ramp if i is j else slopes[:, None] * i[:, None], dtype)
+        at_query = ramp
+        if q_pos is not k_pos:
+            i = q_pos.index(slopes.device).double()
+            at_query = slopes[:, None] * i[:, None]
+        q_lanes, k_lanes = ramp_lanes(ramp, at_query, dtype)
         return PriorTerms(q_lanes, k_lanes, causal=True, offset=q_pos.offset - k_pos.offset)
 
 
 class Alibi2d(IsotropicPrior, Alibi):
     """K = −m_h·√(dy² + dx²) over the grid of patches, with `Alibi`'s slopes m and options; prefix
     tokens get 0."""
-
-
-class Kerple(TablePrior):
-    """K[h,i,j] = −r1_h·log(1 + r2_h·|i − j|), r1, r2 > 0 learned, (H,) each.
-
-    They start uniform in (0, 2) and (0, 1), as the released `bias_p` and `bias_a`, and are read no
-    lower than 0.01, which keeps them positive.
-    """
-
-    by_head = ("r1", "r2")
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__(num_heads)
-        self.r1 = nn.Parameter(torch.rand(num_heads) * 2)
-        self.r2 = nn.Parameter(torch.rand(num_heads))
-
-    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        lead = (self.num_heads,) + (1,) * distance.ndim
-        r1, r2 = (r.to(distance.dtype).clamp(min=LEAST).view(lead) for r in (self.r1, self.r2))
-        return -r1 * torch.log1p(r2 * distance.abs())
-
-
-class Kerple2d(IsotropicPrior, Kerple):
-    """K = −r1_h·log(1 + r2_h·√(dy² + dx²)) over the grid of patches; prefix tokens get 0."""
-
-
-class Lookhere2d(GridPrior):
-    """K[h] = −s_l·m_h·√(dy² + dx²) inside the head's field of view, a cone that opens at the query;
-    −1e30 outside.
-
-    Fields of 90°, their edges included, as in the released code: up, down, left and right, which
-    heads take in turn. The last third of heads, as far as whole fours allow, sees everything: of 12
-    heads 8 look somewhere, of 6 heads 4, of 4 heads all.
-    Slopes m: of the n-th four that look 2^(−n) from n = 1 on; 1/4, 1/16, 1/64, 1/256 of those that
-    see everything. Prefix tokens see all and are seen, with 0.
-
-    Args:
-        depth: (layer from 0, number of layers), which models give: s_l falls from 1.5 to 0.5; None:
-            it is 1.
-    """
-
-    def __init__(self, num_heads: int, *, depth: tuple[int, int] | None = None) -> None:
-        super().__init__(num_heads)
-        pair = isinstance(depth, tuple | list) and len(depth) == 2
-        layer, layers = (1, 3) if depth is None else depth if pair else (-1, 1)
-        check_whole("the number of layers in depth", layers, 1)
-        if layer not in range(layers):
-            raise ValueError(f"depth must be (layer from 0, number of layers), got {depth!r}")
-        self.layer_slope = 1.5 - (layer / (layers - 1) if layers > 1 else 0.0)
-        self.looking = min(num_heads, 4 * math.ceil(num_heads / 6))
-        self.each = max(1, (num_heads - self.looking) // 4)
-
-    def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        head = torch.arange(self.num_heads, device=dy.device)
-        halvings = torch.where(
-            head < self.looking, 1 + head // 4, 2 + 2 * ((head - self.looking) // self.each)
-        )
-        slopes = self.layer_slope * torch.exp2(-halvings.to(dy.dtype)).view(-1, *[1] * dy.ndim)
-        logits = -slopes * torch.hypot(dy, dx)
-        fields = (
-            (dy, dx),
-            (-dy, dx),
-            (dx, dy),
-            (-dx, dy),
-        )  # up, down, left, right: the key is at query − (dy, dx)
-        hidden = torch.stack(
-            [fields[head % 4][0] < fields[head % 4][1].abs() for head in range(self.looking)]
-        )
-        return torch.cat(
-            [logits[: self.looking].masked_fill(hidden, HIDDEN), logits[self.looking :]]
-        )
-
-
-class ScaleInvariant(TablePrior):
-    """Scale-invariant attention (arXiv 2505.17083): logits a(d)·⟨q, k⟩/√d_c + m(d), a(d)² = 1
-    + 2·ln(1 + d/τ), K = m(d) = 1 − a(d)², d = abs(i − j). Of Gaussian logits tokens 10 to 100 back
-    weigh in all what those 100 to 1000 back do.
-
-    The factor makes a T × S matrix for each head. The paper adds it to a partial rotation:
-    "rope+scale_invariant".
-
-    Args:
-        tau: τ, in tokens.
-    """
-
-    by_head = ()
-
-    def __init__(self, num_heads: int, *, tau: float = 10.0) -> None:
-        super().__init__(num_heads)
-        check_number("tau", tau, above=0)
-        self.tau = float(tau)
-
-    def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
-        return (-2 * torch.log1p(distance.abs() / self.tau)).expand(self.num_heads, *distance.shape)
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> PriorTerms:
-        terms = super().forward(q_pos, k_pos, causal=causal, x=x)
-        assert terms.table is not None
-        return replace(terms, gain=replace(terms.table, table=(1 - terms.table.table).sqrt()))
-
-    def next_row(self, length: int) -> None:
-        return None

@@ -1,7 +1,6 @@
-"""The interface of a prior, and the terms it returns to attention.
+"""The interface of a prior.
 
-    p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )                        (GOAT eq. 5, BAM
-    theorem 1)
+    p[i,·] = softmax_j( <q_i, k_j> / sqrt(d_c) + K[h,i,j] )          (GOAT eq. 5, BAM theorem 1)
 
 A prior realises its log-prior K as *lanes* (K = <φ(i), ψ(j)>, a few extra head columns) or as a
 *relative table* (K = t[h, i − j], H × (T+S−1) entries). Neither builds the T × S matrix.
@@ -12,143 +11,25 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import Options, check_number, check_whole
+from zoo.errors import Options, check_whole
 from zoo.positions import Positions
-from zoo.priors.tables import (
-    Bias,
-    BlockedBias,
-    ParametricTable,
-    RelativeTable,
-    grid_displacements,
-    whole_bias,
-)
-
-_N = TypeVar("_N", bound=int)
-
-
-@dataclass(frozen=True)
-class PriorTerms:
-    """The output of a prior: data, never closures. Terms of two priors over the same positions add.
-
-    Attributes:
-        q_lanes: (1 or B, 1 or H, T, R) head columns; K += <q_lanes, k_lanes>.
-        k_lanes: (1 or B, 1 or H, S, R); None beside q_lanes means that the keys hold them already
-            (a KV cache).
-        table: a relative table.
-        bias: (1 or B, 1 or H, T, S) a matrix, or what is made by blocks of rows (FIRE).
-        carry: (B, H, S) state after each key (CABLE's running sum), or None; that after the last is
-            passed to the next chunk.
-        causal: whether they are for causal attention alone (True) or for bidirectional attention
-            alone (False); None: for both.
-        sink: (H,) b_h of a learned sink, a key without value: each row's denominator is exp b_h
-            + Σ_j exp z_ij. Masks and row scales leave it as it is. Where K is in lanes, z counts
-            from K of the row's own key.
-        gain: a relative table of factors of the content's logits, ⟨q, k⟩/√d_c.
-        offset: the first query's row less the first key's, which lanes do not tell; None where any
-            will do, or a table tells.
-        of_sinks: (1 or B, H, T, n) K of the n sinks of each row's document, instead of 0.
-    """
-
-    q_lanes: Tensor | None = None
-    k_lanes: Tensor | None = None
-    table: RelativeTable | None = None
-    bias: Bias | None = None
-    carry: Tensor | None = None
-    causal: bool | None = None
-    offset: int | None = None
-    sink: Tensor | None = None
-    gain: RelativeTable | None = None
-    of_sinks: Tensor | None = None
-
-    def __add__(self, other: PriorTerms) -> PriorTerms:
-        def add(a, b):
-            return b if a is None else a if b is None else a + b
-
-        if self.carry is not None and other.carry is not None:
-            raise ValueError(
-                "only one part of a composed prior may carry state from chunk to chunk"
-            )
-        if self.gain is not None and other.gain is not None:
-            raise ValueError("only one part of a composed prior may multiply logits")
-        return PriorTerms(
-            _join(self.q_lanes, other.q_lanes),
-            _join(self.k_lanes, other.k_lanes),
-            add(self.table, other.table),
-            add(self.bias, other.bias),
-            add(self.carry, other.carry),
-            _agreed("causal", self.causal, other.causal),
-            _agreed("offset", self.offset, other.offset),
-            add(self.sink, other.sink),
-            add(self.gain, other.gain),
-            add(self.of_sinks, other.of_sinks),
-        )
-
-    def of_heads(self, heads: Sequence[int]) -> PriorTerms:
-        """The terms of some heads, in their order."""
-
-        def cut(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.shape[1] == 1 else x[:, list(heads)]
-
-        table = None if self.table is None else self.table.of_heads(heads)
-        bias = self.bias.of_heads(heads) if isinstance(self.bias, BlockedBias) else cut(self.bias)
-        lanes = cut(self.q_lanes), cut(self.k_lanes)
-        sink = None if self.sink is None else self.sink[list(heads)]
-        gain = None if self.gain is None else self.gain.of_heads(heads)
-        return PriorTerms(
-            *lanes,
-            table,
-            bias,
-            cut(self.carry),
-            self.causal,
-            self.offset,
-            sink,
-            gain,
-            cut(self.of_sinks),
-        )
-
-    def dense(self) -> Tensor:
-        """(1 or B, H, T, S): K as a matrix, lanes multiplied out."""
-        parts = []
-        if self.q_lanes is not None:
-            if self.k_lanes is None:
-                raise ValueError("the dense form needs k_lanes, but these are folded into the keys")
-            parts.append(self.q_lanes @ self.k_lanes.transpose(-1, -2))
-        if self.table is not None:
-            parts.append(self.table.dense())
-        if self.bias is not None:
-            parts.append(whole_bias(self.bias))
-        return sum(parts[1:], parts[0]) if parts else torch.zeros(1, 1, 1, 1)
-
-
-def _agreed(what: str, a: _N | None, b: _N | None) -> _N | None:
-    if a is not None and b is not None and a != b:
-        raise ValueError(f"terms of one call are added: one has {what}={a}, the other {what}={b}")
-    return b if a is None else a
-
-
-def _join(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Lanes side by side, batch and head axes broadcast to each other."""
-    if a is None or b is None:
-        return b if a is None else a
-    lead = [
-        max(sizes) for sizes in zip(a.shape[:2], b.shape[:2], strict=True)
-    ]  # torch's own takes the host 30 µs
-    return torch.cat([x.expand(*lead, *x.shape[2:]) for x in (a, b)], dim=-1)
+from zoo.priors.tables import ParametricTable, RelativeTable, grid_displacements
+from zoo.priors.terms import PriorTerms
 
 
 def prior_dtype(module: nn.Module, x: Tensor | None = None) -> torch.dtype:
     """float32, or float64 where the module's numbers are, or x where it has none: priors never
     compute below float32."""
     first = next(chain(module.parameters(), module.buffers()), x)
-    return torch.float64 if first is not None and first.dtype == torch.float64 else torch.float32
+    is_double = first is not None and first.dtype == torch.float64
+    return torch.float64 if is_double else torch.float32
 
 
 def prior_device(module: nn.Module) -> torch.device | None:
@@ -170,31 +51,10 @@ def linear_in(layer: nn.Module, x: Tensor) -> Tensor:
     """
     with without_autocast(x):
         if type(layer) is nn.Linear:
-            return F.linear(
-                x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype)
-            )
+            bias = None if layer.bias is None else layer.bias.to(x.dtype)
+            return F.linear(x, layer.weight.to(x.dtype), bias)
         dtype = next((p.dtype for p in layer.parameters() if p.is_floating_point()), torch.float32)
         return layer(x.to(dtype)).to(x.dtype)
-
-
-def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
-    """`value` (float64) as summands in `dtype`, all but the last exact in bfloat16, the last the
-    remainder.
-
-    Each piece adds 8 significant bits, so in bfloat16 the error of the sum is at most
-    2^(−9·pieces)·abs(value). The gradient reaches `value` through the first piece alone: its lanes
-    multiply the same partner as all the others.
-    """
-    rest = value.detach()
-    parts = []
-    for _ in range(pieces - 1):
-        part = rest.to(torch.bfloat16)
-        parts.append(part.to(dtype))
-        rest = rest - part
-    parts.append(rest.to(dtype))
-    if value.requires_grad:
-        parts[0] = parts[0] + (value - value.detach()).to(dtype)  # plus 0, with the gradient
-    return parts
 
 
 class Prior(nn.Module):
@@ -254,14 +114,17 @@ class Prior(nn.Module):
             return _CutPrior(self, heads)
         some = copy.copy(self)
         some.num_heads = len(heads)
-        cut = {
-            n: p if p is None or n not in self.by_head else p[list(heads)]
-            for n, p in self._parameters.items()
-        }
-        parts = {
-            n: m.of_heads(heads) if isinstance(m, Prior) else m for n, m in self._modules.items()
-        }
-        some.__dict__ |= {"_parameters": cut, "_modules": parts, "content": lambda x: x}
+        parameters = dict(self._parameters)
+        for name in self.by_head:
+            parameter = parameters.get(name)
+            if parameter is not None:
+                parameters[name] = parameter[list(heads)]
+        modules = dict(self._modules)
+        for name, module in modules.items():
+            if isinstance(module, Prior):
+                modules[name] = module.of_heads(heads)
+        # Slices of parameters are no parameters, which nn.Module's own setters would refuse.
+        some.__dict__ |= {"_parameters": parameters, "_modules": modules, "content": lambda x: x}
         return some
 
     def require_line(self, q_pos: Positions, k_pos: Positions) -> None:
@@ -282,16 +145,20 @@ class Prior(nn.Module):
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but
         for a constant of each row. None where it is no such sum."""
-        rows = [terms for part in self.parts() if (terms := part.next_row(length)) is not None]
-        if len(rows) < len(self.parts()):
-            return None
+        by_distance = []
+        by_key = []
+        for part in self.parts():
+            row = part.next_row(length)
+            if row is None:
+                return None
+            by_distance.append(row[0])
+            by_key.append(row[1])
         if self.is_relative:
             line = Positions.line(length)
-            row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
-            return row, torch.zeros_like(row)
-        if not rows:
+            last_row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
+            return last_row, torch.zeros_like(last_row)
+        if not by_distance:
             return None
-        by_distance, by_key = zip(*rows, strict=True)
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
     def beside_lanes(
@@ -304,7 +171,8 @@ class Prior(nn.Module):
             return self(q_pos, k_pos, causal=causal, x=x)
         if not self.num_lanes:
             raise ValueError(
-                f"{type(self).__name__} depends on the layer's input and has no lanes: no cache serves it"
+                f"{type(self).__name__} depends on the layer's input and has no lanes: no cache "
+                "serves it"
             )
         return PriorTerms()
 
@@ -371,7 +239,8 @@ class TablePrior(Prior):
     from it."""
 
     is_relative = True
-    constant_from: int | None = None  # see `RelativeTable`
+    # See `RelativeTable`.
+    constant_from: int | None = None
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         """(H, *distance.shape) log-prior at distances d = i − j, in the dtype of `distance`."""
@@ -385,9 +254,8 @@ class TablePrior(Prior):
         lowest = q_pos.offset - (k_pos.offset + k_pos.length - 1)
         highest = q_pos.offset + q_pos.length - 1 - k_pos.offset
         distance = torch.arange(lowest, highest + 1, device=device, dtype=prior_dtype(self, x))
-        table = RelativeTable.line(
-            self.curve(distance, causal=causal), q_pos, k_pos, center=-lowest
-        )
+        curve = self.curve(distance, causal=causal)
+        table = RelativeTable.line(curve, q_pos, k_pos, center=-lowest)
         table = replace(table, parametric=self.parametric(), constant_from=self.constant_from)
         return PriorTerms(table=table, causal=causal)
 
@@ -421,11 +289,8 @@ class GridPrior(Prior):
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> PriorTerms:
-        if (
-            q_pos.shape is None
-            or q_pos.shape != k_pos.shape
-            or q_pos.num_prefix != k_pos.num_prefix
-        ):
+        same_grid = q_pos.shape == k_pos.shape and q_pos.num_prefix == k_pos.num_prefix
+        if q_pos.shape is None or not same_grid:
             raise ValueError("a 2-D table needs queries and keys on the same grid")
         device = x.device if x is not None else prior_device(self)
         dy, dx = grid_displacements(q_pos.shape, device=device, dtype=prior_dtype(self, x))
@@ -436,7 +301,8 @@ class GridPrior(Prior):
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> Tensor:
         device = prior_device(self)
-        (q_y, q_x), (k_y, k_x) = q_pos.yx(device), k_pos.yx(device)
+        q_y, q_x = q_pos.yx(device)
+        k_y, k_x = k_pos.yx(device)
         dy = (q_y[:, None] - k_y).double()
         dx = (q_x[:, None] - k_x).double()
         patches = self.surface(dy, dx, grid=k_pos.shape or (1, 1))
@@ -451,42 +317,3 @@ class IsotropicPrior(GridPrior):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         return self.curve(torch.hypot(dy, dx), causal=False)
-
-
-class Uniform(Prior):
-    """K = 0."""
-
-    by_head: tuple[str, ...] | None = ()
-    is_zero = True
-    is_relative = True
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> PriorTerms:
-        return PriorTerms()
-
-    def log_prior(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> Tensor:
-        return torch.zeros(1, self.num_heads, q_pos.length, k_pos.length, dtype=torch.float64)
-
-
-class Sink(Uniform):
-    """K = 0, and a learned sink: p_ij = exp z_ij / (exp b_h + Σ_j exp z_ij), so that a head may
-    attend to nothing (gpt-oss, arXiv 2508.10925). A part of sums: "rope+sink", "ggd+sink".
-
-    Args:
-        start: b at the start; at 0, a row whose n logits are 0 gives each key the weight 1/(n + 1).
-    """
-
-    by_head = ("logit",)
-
-    def __init__(self, num_heads: int, *, start: float = 0.0) -> None:
-        super().__init__(num_heads)
-        check_number("start", start)
-        self.logit = nn.Parameter(torch.full((num_heads,), float(start)))
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> PriorTerms:
-        return PriorTerms(sink=self.logit.to(prior_dtype(self)))

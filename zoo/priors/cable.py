@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.errors import check_flags, check_number, check_whole, nearest
+from zoo.errors import check_flags, check_whole, nearest
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, bf16_pieces, linear_in, prior_dtype
+from zoo.priors.base import Prior, linear_in, prior_dtype
+from zoo.priors.lanes import bf16_pieces
+from zoo.priors.terms import PriorTerms
 
 # K = w_i·S_j as products of bfloat16 pieces, the significant ones only: piece a of w with piece b
 # of S is of order 2^(−8(a+b)). S grows to about 2^20, so the dropped products (a + b >= 4) stay
 # below 2^-10 logits.
-_PIECES = [(a, b) for total in range(4) for a in range(min(total, 2) + 1) for b in [total - a]]
-_UNWEIGHTED = [(0, b) for b in range(4)]  # w = 1 is its first piece
+_PIECES = [(a, total - a) for total in range(4) for a in range(min(total, 2) + 1)]
+# w = 1 is its first piece.
+_UNWEIGHTED = [(0, b) for b in range(4)]
 # The decay's gate: the paper's, its released code's, and forgetting attention's, whose decay is
 # −log sigmoid.
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -43,7 +45,8 @@ class Cable(Prior):
         bias: whether W_c x has b; eq. 2 prints none, the released code has one.
     """
 
-    depends_on_content = has_state = True
+    depends_on_content = True
+    has_state = True
     by_head = ()
 
     def __init__(
@@ -82,8 +85,10 @@ class Cable(Prior):
         """Decay per key and weight per query, both (B, H, L) float64."""
         if x is None:
             raise ValueError("CABLE's log-prior depends on the layer's input: pass x (B, L, C)")
-        decay, *weight = self.content(x).double().unbind(-1)
-        return decay, weight[0] if weight else torch.ones_like(decay)
+        content = self.content(x).double()
+        decay = content[..., 0]
+        weight = torch.ones_like(decay) if self.weight is None else content[..., 1]
+        return decay, weight
 
     def forward(
         self,
@@ -105,20 +110,22 @@ class Cable(Prior):
             total = total + carry[..., None]
         weight = weight[..., k_pos.length - q_pos.length :]
         at_query = total[..., k_pos.length - q_pos.length :]
-        w, s = (
-            torch.stack(bf16_pieces(x, n, x.dtype), dim=-1) for x, n in ((weight, 3), (total, 4))
-        )
+        w = torch.stack(bf16_pieces(weight, 3, weight.dtype), dim=-1)
+        s = torch.stack(bf16_pieces(total, 4, total.dtype), dim=-1)
         # Subtract the bulk of S_i first: a row constant that keeps a kernel's float32 sums small
         # near the query.
         bulk = -(weight * at_query).detach().to(torch.bfloat16).to(weight.dtype)[..., None]
-        q_lanes = torch.cat([bulk, w[..., [a for a, _ in self.pieces]]], dim=-1)
-        k_lanes = torch.cat(
-            [torch.ones_like(s[..., :1]), s[..., [b for _, b in self.pieces]]], dim=-1
-        )
+        of_w = [a for a, _ in self.pieces]
+        of_s = [b for _, b in self.pieces]
+        q_lanes = torch.cat([bulk, w[..., of_w]], dim=-1)
+        k_lanes = torch.cat([torch.ones_like(s[..., :1]), s[..., of_s]], dim=-1)
         dtype = prior_dtype(self)
-        offset = q_pos.offset - k_pos.offset
         return PriorTerms(
-            q_lanes.to(dtype), k_lanes.to(dtype), carry=total.detach(), causal=True, offset=offset
+            q_lanes.to(dtype),
+            k_lanes.to(dtype),
+            carry=total.detach(),
+            causal=True,
+            offset=q_pos.offset - k_pos.offset,
         )
 
     def log_prior(
@@ -128,28 +135,3 @@ class Cable(Prior):
         total = decay.cumsum(-1)
         first = k_pos.length - q_pos.length
         return -weight[..., first:, None] * (total[..., first:, None] - total[..., None, :])
-
-
-class Fox(Cable):
-    """K[h,i,j] = Σ_{l = j+1 … i} log sigmoid(w_h·x_l + b_h): forgetting attention (FoX, arXiv
-    2503.02130); causal only. It is `cable` with gate "logsigmoid" and no weights, in 5 lanes.
-
-    Args:
-        d_model: C, the width of the layer's input.
-        half_lives: the first and last head's at the start, in tokens, geometric between them; None:
-            b = 0 as published.
-    """
-
-    def __init__(
-        self, num_heads: int, *, d_model: int, half_lives: Sequence[float] | None = None
-    ) -> None:
-        super().__init__(num_heads, d_model=d_model, weighted=False, gate="logsigmoid")
-        nn.init.zeros_(self.decay.bias)
-        if half_lives is not None:
-            if not isinstance(half_lives, list | tuple) or len(half_lives) != 2:
-                raise ValueError(f"half_lives must be two numbers of tokens, got {half_lives!r}")
-            for tokens in half_lives:
-                check_number("half_lives", tokens, least=0.01)
-            first, last = map(math.log2, half_lives)
-            lives = torch.logspace(first, last, num_heads, base=2.0, dtype=torch.float64)
-            self.decay.bias.data.copy_(-torch.expm1(math.log(2) / lives).log())

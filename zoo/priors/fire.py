@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, PriorTerms, linear_in, prior_dtype
+from zoo.priors.base import GridPrior, Prior, linear_in, prior_dtype
 from zoo.priors.tables import BlockedBias, whole_bias
+from zoo.priors.terms import PriorTerms
 
 
 class Fire(Prior):
@@ -50,15 +51,15 @@ class Fire(Prior):
             check_number("length of fire", length, above=0)
         self.hidden = hidden
         self.start = float(train_context if length is None else length)
-        self.register_buffer(
-            "length", torch.tensor(self.start, dtype=torch.float64)
-        )  # the weights belong to it
+        # A buffer, since the weights belong to it.
+        self.register_buffer("length", torch.tensor(self.start, dtype=torch.float64))
         self.mlp = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, num_heads))
         self.scale = nn.Parameter(torch.tensor([init_scale]))
         self.multiplier = nn.Parameter(torch.ones(1))
 
     def _apply(self, fn, recurse=True):
-        length = self.length  # float64 whatever the model is cast to
+        # float64 whatever the model is cast to.
+        length = self.length
         super()._apply(fn, recurse)
         if length.is_meta:
             length = torch.tensor(self.start, dtype=torch.float64)
@@ -70,18 +71,24 @@ class Fire(Prior):
     ) -> BlockedBias:
         device = self.scale.device
         grad = any(p.requires_grad for p in self.parameters())
-        rows = q_pos.row_index(device), k_pos.row_index(device), q_pos.index(device)
         return BlockedBias(
-            self._curve(dtype), *rows, causal, range(self.num_heads), dtype, grad, self.hidden
+            self._curve(dtype),
+            q_pos.row_index(device),
+            k_pos.row_index(device),
+            q_pos.index(device),
+            causal,
+            range(self.num_heads),
+            dtype,
+            grad,
+            self.hidden,
         )
 
     def _curve(self, dtype: torch.dtype) -> _Curve:
-        multiplier, scale = (p.to(dtype).abs() for p in (self.multiplier, self.scale))
-        return _Curve(
-            scale,
-            self.length.to(dtype) * multiplier,
-            *(_copied(self.mlp[n], dtype) for n in (0, 2)),
-        )
+        scale = self.scale.to(dtype).abs()
+        threshold = self.length.to(dtype) * self.multiplier.to(dtype).abs()
+        inner = _copied(self.mlp[0], dtype)
+        outer = _copied(self.mlp[2], dtype)
+        return _Curve(scale, threshold, inner, outer)
 
     def forward(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
@@ -107,9 +114,8 @@ class _Curve:
 
     def __call__(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H), the two broadcast."""
-        ratio = torch.log1p(self.scale * distance) / torch.log1p(
-            self.scale * torch.maximum(extent, self.threshold)
-        )
+        longest = torch.maximum(extent, self.threshold)
+        ratio = torch.log1p(self.scale * distance) / torch.log1p(self.scale * longest)
         return linear_in(self.outer, linear_in(self.inner, ratio[..., None]).relu())
 
 
@@ -154,6 +160,6 @@ class Fire2d(GridPrior, Fire):
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distance = torch.hypot(dy, dx)
-        return self._curve(distance.dtype)(
-            distance, dy.new_full((), math.dist((1, 1), grid))
-        ).movedim(-1, 0)
+        longest = dy.new_full((), math.dist((1, 1), grid))
+        by_head_last = self._curve(distance.dtype)(distance, longest)
+        return by_head_last.movedim(-1, 0)

@@ -36,9 +36,8 @@ def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         exponent = (beta * r.log()).add_(alpha)
         steep = exponent > math.log(STEEP)
         there = exponent.clamp_(max=math.log(-LOWEST)).exp_().neg_()
-    root = (0.5 * alpha).exp() * r.masked_fill(steep, 1.0) ** (
-        0.5 * beta
-    )  # r^θβ alone would leave float32's range
+    # The root's square: r^θβ alone would leave float32's range.
+    root = (0.5 * alpha).exp() * r.masked_fill(steep, 1.0) ** (0.5 * beta)
     return torch.where(steep, there, -root * root), steep
 
 
@@ -64,16 +63,12 @@ class GgdTable:
     def of(priors: Sequence[Ggd], axes: tuple[str, ...]) -> GgdTable:
         """From one prior per axis. Copies their parameters, which a sharding engine may free after
         the prior's forward."""
-        rows = [
-            p.to(prior_dtype(axis))
-            for axis in priors
-            for p in (axis.theta_alpha, axis.theta_beta, axis.theta_mu)
-        ]
-        return GgdTable(
-            torch.stack(rows).unflatten(0, (-1, 3)),
-            axes,
-            any(axis.theta_mu.requires_grad for axis in priors),
-        )
+        rows = []
+        for prior in priors:
+            theta = torch.stack([prior.theta_alpha, prior.theta_beta, prior.theta_mu])
+            rows.append(theta.to(prior_dtype(prior)))
+        train_mu = any(prior.theta_mu.requires_grad for prior in priors)
+        return GgdTable(torch.stack(rows), axes, train_mu)
 
     @property
     def log_factor(self) -> bool:
@@ -89,11 +84,10 @@ class GgdTable:
     def jacobian(self, displacements: dict[str, Tensor]) -> Tensor:
         rows = []
         for axis, theta in zip(self.axes, self.theta.detach()[..., None], strict=True):
-            distance = (
-                torch.hypot(displacements["y"], displacements["x"])
-                if axis == "r"
-                else displacements[axis]
-            )
+            if axis == "r":
+                distance = torch.hypot(displacements["y"], displacements["x"])
+            else:
+                distance = displacements[axis]
             alpha, beta, mu = theta
             x = -distance - 2 * mu.sinh()
             r = x.abs() + EPSILON
@@ -138,13 +132,13 @@ class Ggd(TablePrior):
             for name, value in init.items():
                 if name not in ("alpha", "beta", "mu"):
                     raise ValueError(
-                        f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or mu"
+                        f"init of a ggd prior: unknown parameter {name!r}; expected alpha, beta or "
+                        "mu"
                     )
                 check_number(f"init of a ggd prior: {name}", value)
-            alpha, beta, mu = (
-                torch.full((num_heads,), float(init.get(name, 0)))
-                for name in ("alpha", "beta", "mu")
-            )
+            alpha = torch.full((num_heads,), float(init.get("alpha", 0)))
+            beta = torch.full((num_heads,), float(init.get("beta", 0)))
+            mu = torch.full((num_heads,), float(init.get("mu", 0)))
         elif init in INITS:
             alpha, beta = INITS[init](num_heads)
         else:
@@ -156,21 +150,21 @@ class Ggd(TablePrior):
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         dtype = torch.promote_types(distance.dtype, torch.float32)
         lead = (self.num_heads,) + (1,) * distance.ndim
-        alpha, beta, mu = (
-            p.to(dtype).view(lead) for p in (self.theta_alpha, self.theta_beta, self.theta_mu)
-        )
-        return _curve(alpha, beta, (-distance - 2 * mu.sinh()).abs() + EPSILON)[0]
+        alpha = self.theta_alpha.to(dtype).view(lead)
+        beta = self.theta_beta.to(dtype).view(lead)
+        mu = self.theta_mu.to(dtype).view(lead)
+        r = (-distance - 2 * mu.sinh()).abs() + EPSILON
+        return _curve(alpha, beta, r)[0]
 
     def parametric(self) -> GgdTable:
         return GgdTable.of([self], ("d",))
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
         """(H,) bool: θβ < 0 (BAM, theorems 3 and 4), or θβ > 0 where K is turned round."""
-        return (
-            self.theta_beta < 0
-            if turned is None
-            else (self.theta_beta < 0) != turned.to(self.theta_beta.device)
-        )
+        looks_away = self.theta_beta < 0
+        if turned is None:
+            return looks_away
+        return looks_away != turned.to(looks_away.device)
 
 
 class Ggd2d(GridPrior):
@@ -203,20 +197,20 @@ class Ggd2d(GridPrior):
             raise ValueError(f"unknown form {form!r} of ggd2d; known: isotropic, separable")
         self.axes = ("r",) if form == "isotropic" else ("y", "x")
         for axis in self.axes:
-            one = Ggd(
+            of_axis = Ggd(
                 num_heads,
                 init=init,
                 train_alpha=train_alpha,
                 train_beta=train_beta,
                 train_mu=train_mu,
             )
-            self.add_module(axis, one)
+            self.add_module(axis, of_axis)
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
         distances = (torch.hypot(dy, dx),) if self.axes == ("r",) else (dy, dx)
         curves = [
-            getattr(self, axis).curve(at, causal=False)
-            for axis, at in zip(self.axes, distances, strict=True)
+            getattr(self, axis).curve(distance, causal=False)
+            for axis, distance in zip(self.axes, distances, strict=True)
         ]
         return sum(curves[1:], curves[0])
 

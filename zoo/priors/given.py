@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.positions import Positions
-from zoo.priors.base import Prior, PriorTerms, TablePrior, prior_dtype
+from zoo.priors.base import Prior, TablePrior, prior_dtype
+from zoo.priors.terms import PriorTerms
 
 # log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000
 # is 0 in every dtype.
 IMPOSSIBLE = -1e4
+BEYOND = ("last", "zero", "linear")
 
 Numbers: TypeAlias = Tensor | np.ndarray | Sequence[object]
 Curve: TypeAlias = Callable[[Tensor], Tensor]
@@ -49,9 +51,9 @@ class Table(TablePrior):
         train_context: int | None = None,
     ) -> None:
         super().__init__(num_heads)
-        if beyond not in (choices := ("last", "zero", "linear")):
+        if beyond not in BEYOND:
             raise ValueError(
-                f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, choices)}"
+                f"unknown beyond={beyond!r} of a table prior; {nearest(beyond, BEYOND)}"
             )
         learnable = values is None if learnable is None else learnable
         check_flags(learnable=learnable)
@@ -81,9 +83,8 @@ class Table(TablePrior):
             return torch.where(away < length, inside, IMPOSSIBLE)
         if self.beyond == "linear":
             slope = ((values[:, -1] - values[:, 0]) / max(length - 1, 1)).clamp(max=0)
-            return inside + slope.view(-1, *[1] * distance.ndim) * (away - (length - 1)).clamp(
-                min=0
-            )
+            past_the_end = (away - (length - 1)).clamp(min=0)
+            return inside + slope.view(-1, *[1] * distance.ndim) * past_the_end
         return inside
 
     def stored_options(self, options: Options) -> Options:
@@ -116,7 +117,8 @@ class Matrix(Prior):
         super().__init__(num_heads)
         if (values is None) == (shape is None):
             raise ValueError(
-                "a matrix prior needs its numbers: position_options={'values': …} of (T, S) or (H, T, S)"
+                "a matrix prior needs its numbers: position_options={'values': …} of (T, S) or "
+                "(H, T, S)"
             )
         if shape is None:
             numbers = _by_head(values, num_heads, ("T", "S"))
@@ -160,20 +162,21 @@ def _by_head(values: object, num_heads: int, axes: tuple[str, ...]) -> Tensor:
     try:
         numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        what = "values of a prior must be an array of numbers, or of a table a function from distances to log-values"
-        raise ValueError(f"{what}, got {type(values).__name__}: {error}") from error
+        raise ValueError(
+            "values of a prior must be an array of numbers, or of a table a function from "
+            f"distances to log-values, got {type(values).__name__}: {error}"
+        ) from error
     wrong = numbers.isnan() | (numbers == math.inf)
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"values of a prior must be finite or −∞, got {float(numbers[tuple(place)]):g} at {place}"
-        )
+        value = float(numbers[tuple(place)])
+        raise ValueError(f"values of a prior must be finite or −∞, got {value:g} at {place}")
     by_head = numbers.ndim > len(axes)
     if numbers.ndim - by_head != len(axes) or (by_head and len(numbers) != num_heads):
-        shape = ", ".join(axes) + "," * (len(axes) == 1)
+        shared = "(N,)" if axes == ("N",) else f"({', '.join(axes)})"
         raise ValueError(
-            f"a prior of {num_heads} heads needs numbers of shape ({shape}) or ({num_heads}, {', '.join(axes)}), "
-            f"got {tuple(numbers.shape)}"
+            f"a prior of {num_heads} heads needs numbers of shape {shared} or "
+            f"({num_heads}, {', '.join(axes)}), got {tuple(numbers.shape)}"
         )
     if not bool(numbers.isfinite().any()):
         raise ValueError(f"values of a prior must be finite at least once, of {numbers.numel()}")

@@ -30,7 +30,8 @@ class T5(TablePrior):
         check_whole("max_distance of t5", max_distance, 1)
         if num_buckets % 2 or max_distance <= num_buckets // 2:
             raise ValueError(
-                f"t5 needs an even number of buckets >= 4 and max_distance > buckets/2, got {num_buckets}, {max_distance}"
+                "t5 needs an even number of buckets >= 4 and max_distance > buckets/2, "
+                f"got {num_buckets}, {max_distance}"
             )
         self.num_buckets = num_buckets
         self.max_distance = max_distance
@@ -75,11 +76,10 @@ class T52d(GridPrior):
         self.bias = nn.Parameter(torch.zeros(num_heads, num_buckets, num_buckets))
 
     def surface(self, dy: Tensor, dx: Tensor, *, grid: tuple[int, int]) -> Tensor:
-        y, x = (
-            two_sided_bucket(d.clamp(-far, far), self.num_buckets, far)
-            for d, far in zip((dy, dx), self.max_distance.to(dy.dtype).unbind(), strict=True)
-        )
-        return self.bias.to(dy.dtype)[:, y, x]
+        far_y, far_x = self.max_distance.to(dy.dtype).unbind()
+        bucket_y = two_sided_bucket(dy.clamp(-far_y, far_y), self.num_buckets, far_y)
+        bucket_x = two_sided_bucket(dx.clamp(-far_x, far_x), self.num_buckets, far_x)
+        return self.bias.to(dy.dtype)[:, bucket_y, bucket_x]
 
 
 def one_sided_bucket(distance: Tensor, num_buckets: int, max_distance: int | Tensor) -> Tensor:

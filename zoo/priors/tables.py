@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.positions import Positions, slices
 
-HIDDEN_LIMIT = 1 << 22  # numbers of a curve's hidden layer in memory at once
+# Numbers of a curve's hidden layer in memory at once.
+HIDDEN_LIMIT = 1 << 22
 
 
 class ParametricTable(Protocol):
@@ -29,8 +30,8 @@ class ParametricTable(Protocol):
 
     params: (P, H) float32 or float64, differentiable with respect to the prior's parameters.
     log_factor: whether the first of them is the logarithm of a factor of the table, which then is
-    its own derivative by it; but
-        for entries below −1e4, which may be taken for constants. All are finite.
+        its own derivative by it; but for entries below −1e4, which may be taken for constants. All
+        are finite.
     """
 
     @property
@@ -134,20 +135,19 @@ class RelativeTable:
         table = self.table if dtype is None else self.table.to(dtype)
         if self.shape is not None:
             height, width = self.shape
-            windows = (
-                table.unflatten(1, (2 * height - 1, 2 * width - 1)).flip(1, 2).unfold(2, width, 1)
-            )
-            # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a, dx = x
-            # − x'.
+            surface = table.unflatten(1, (2 * height - 1, 2 * width - 1))
+            windows = surface.flip(1, 2).unfold(2, width, 1)
+            # (H, width, 2·height−1, width): [h, x, a, x'] is the bias at dy = height−1−a,
+            # dx = x − x'.
             return UnrolledTable(windows.flip(2).transpose(1, 2).contiguous(), self)
-        return UnrolledTable(table.flip(1) if self.origin is not None else table, self)
+        if self.origin is None:
+            return UnrolledTable(table, self)
+        return UnrolledTable(table.flip(1), self)
 
     def shifted(self, q_pos: Positions, k_pos: Positions) -> RelativeTable:
         """The same table at other positions of the line, without recomputing it."""
-        return replace(
-            RelativeTable.line(self.table, q_pos, k_pos, center=self.center),
-            parametric=self.parametric,
-        )
+        moved = RelativeTable.line(self.table, q_pos, k_pos, center=self.center)
+        return replace(moved, parametric=self.parametric)
 
     def __add__(self, other: RelativeTable) -> RelativeTable:
         same = (
@@ -194,13 +194,13 @@ class FusedTable:
             return FusedTable(values, params, jacobian)
         # Without gradients too: recomputation under activation checkpointing must give the same
         # bits.
-        first = min(max(table.center if causal else 0, 0), values.shape[1] - 1)
+        first_seen = max(table.center, 0) if causal else 0
+        first = min(first_seen, values.shape[1] - 1)
         shift, column = values.detach()[:, first:].max(dim=1, keepdim=True)
         values = values - shift.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         if jacobian is not None:
-            jacobian = jacobian - jacobian[:, :, first:].gather(
-                2, column.expand(len(jacobian), -1, 1)
-            )
+            columns = column.expand(len(jacobian), -1, 1)
+            jacobian = jacobian - jacobian[:, :, first:].gather(2, columns)
         return FusedTable(values, params, jacobian)
 
 
@@ -225,9 +225,9 @@ class UnrolledTable:
             rows = _Windows.apply(source, place) if out is None else place.write(source, out[0])
             return rows[None, ..., :last_key]
         if of.origin is None:
-            return replace(
-                of, table=source, q_code=of.q_code[start:stop], k_code=of.k_code[:last_key]
-            ).dense()
+            q_code = of.q_code[start:stop]
+            k_code = of.k_code[:last_key]
+            return replace(of, table=source, q_code=q_code, k_code=k_code).dense()
         # source is the reversed table: query i starts at column N − 1 − origin − i, so the last
         # query comes first.
         first = source.shape[1] - of.origin - stop
@@ -281,9 +281,8 @@ class _Windows(torch.autograd.Function):
     def forward(ctx, source: Tensor, place: _GridRows) -> Tensor:
         ctx.place = place
         num_keys = place.num_prefix + place.shape[0] * place.shape[1]
-        return place.write(
-            source, source.new_empty(source.shape[0], place.stop - place.start, num_keys)
-        )
+        matrix = source.new_empty(source.shape[0], place.stop - place.start, num_keys)
+        return place.write(source, matrix)
 
     @staticmethod
     @once_differentiable
@@ -301,11 +300,9 @@ def grid_displacements(
 ) -> tuple[Tensor, Tensor]:
     """(2·height−1, 2·width−1) dy and dx of a grid's table, in its order."""
     height, width = shape
-    dy = torch.arange(1 - height, height, device=device, dtype=dtype)[:, None].expand(
-        -1, 2 * width - 1
-    )
-    dx = torch.arange(1 - width, width, device=device, dtype=dtype).expand(2 * height - 1, -1)
-    return dy, dx
+    dy = torch.arange(1 - height, height, device=device, dtype=dtype)
+    dx = torch.arange(1 - width, width, device=device, dtype=dtype)
+    return dy[:, None].expand(-1, 2 * width - 1), dx.expand(2 * height - 1, -1)
 
 
 @dataclass(frozen=True)
@@ -315,9 +312,8 @@ class BlockedBias:
 
     Attributes:
         curve: (…, H) of |i − j|, 0 for later keys where `causal`, and of `extent`, the two
-            broadcast. It holds copies of
-            parameters: those that a sharded optimiser gathers for the prior's `forward` are gone
-                when a block is made.
+            broadcast. It holds copies of parameters: those that a sharded optimiser gathers for the
+            prior's `forward` are gone when a block is made.
         q_row, k_row: (T,), (S,) int64 rows of queries and keys.
         extent: (1 or B, T) int64 position of each query in its document.
         heads: those of the curve that K has.
@@ -351,24 +347,25 @@ class BlockedBias:
         q_row = self.q_row[rows]
         extent = self.extent[:, rows]
 
-        def some(part: slice) -> Tensor:
+        def rows_of(part: slice) -> Tensor:
             distance = (q_row[part, None] - keys).to(self.dtype)
             distance = distance.clamp(min=0) if self.causal else distance.abs()
             return self.curve(distance, extent[:, part, None].to(self.dtype)).movedim(-1, 1)
 
-        parts = list(
-            slices(
-                q_row.shape[0], max(HIDDEN_LIMIT // (extent.shape[0] * num_keys * self.hidden), 1)
-            )
-        )
+        hidden_of_a_row = extent.shape[0] * num_keys * self.hidden
+        parts = list(slices(q_row.shape[0], max(HIDDEN_LIMIT // hidden_of_a_row, 1)))
+        # Several parts are there to save memory: backward makes each again.
         remade = len(parts) > 1 and self.requires_grad and torch.is_grad_enabled()
-        blocks = [
-            checkpoint(some, part, use_reentrant=False) if remade else some(part) for part in parts
-        ]
+        blocks = []
+        for part in parts:
+            if remade:
+                blocks.append(checkpoint(rows_of, part, use_reentrant=False))
+            else:
+                blocks.append(rows_of(part))
         block = blocks[0] if len(parts) == 1 else torch.cat(blocks, dim=2)
-        return (block if self.heads == range(block.shape[1]) else block[:, list(self.heads)])[
-            :, heads
-        ]
+        if self.heads != range(block.shape[1]):
+            block = block[:, list(self.heads)]
+        return block[:, heads]
 
     def of_heads(self, heads: Sequence[int]) -> BlockedBias:
         """The same of some heads."""
@@ -377,8 +374,12 @@ class BlockedBias:
     def padded(self, before: int, after: int) -> BlockedBias:
         """With queries in front, and keys and as many queries at the end, at which K is any finite
         number."""
-        q_row, extent = (F.pad(x, (before, after)) for x in (self.q_row, self.extent))
-        return replace(self, q_row=q_row, k_row=F.pad(self.k_row, (0, after)), extent=extent)
+        return replace(
+            self,
+            q_row=F.pad(self.q_row, (before, after)),
+            k_row=F.pad(self.k_row, (0, after)),
+            extent=F.pad(self.extent, (before, after)),
+        )
 
     def __add__(self, other: Bias) -> Tensor:
         """With a matrix, whose memory it then takes too."""
@@ -401,5 +402,6 @@ def bias_block(bias: Bias, heads: slice | Tensor, rows: slice, num_keys: int) ->
 
 def whole_bias(bias: Bias) -> Tensor:
     """(1 or B, H, T, S): the matrix itself."""
-    every = slice(None)
-    return bias.block(every, every, bias.shape[3]) if isinstance(bias, BlockedBias) else bias
+    if not isinstance(bias, BlockedBias):
+        return bias
+    return bias.block(slice(None), slice(None), bias.shape[3])

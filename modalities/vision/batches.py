@@ -37,41 +37,49 @@ _SHAPE = 13
 def seeded(*key: int) -> None:
     """Seed Python's, numpy's and torch's CPU generator by a key."""
     digest = hashlib.blake2b(struct.pack(f"<{len(key)}q", *key), digest_size=24).digest()
-    first, second, third = struct.unpack("<QIxxxxQ", digest)
-    random.seed(first)
-    np.random.seed(second)
-    torch.default_generator.manual_seed(third >> 1)
+    # 64 bits for Python, 32 for numpy, which takes no more, and 63 for torch, whose seed is signed.
+    for_python, for_numpy, for_torch = struct.unpack("<QIxxxxQ", digest)
+    random.seed(for_python)
+    np.random.seed(for_numpy)
+    torch.default_generator.manual_seed(for_torch >> 1)
 
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Iterator[None]:
     """Restore the three generators afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.default_generator.get_state()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.default_generator.set_state(torch_state)
 
 
 def train_transform(config: VisionDataConfig, shape: Shape) -> v2.Compose:
     """PIL -> PIL of `shape`, as `augment` says; of a window what is done to its pixels. Draws from
     the global generators."""
     if config.augment == "none":
-        return v2.Compose(
-            [v2.Lambda(limit_aspect), v2.Resize(max(shape), BICUBIC), v2.CenterCrop(shape)]
-        )
+        resize = v2.Resize(max(shape), BICUBIC)
+        return v2.Compose([v2.Lambda(limit_aspect), resize, v2.CenterCrop(shape)])
     steps: list[Callable[[Image.Image], Image.Image]] = []
     if config.augment != "window":
         # An aspect of 3:4 to 4:3, torchvision's, of the picture relative to the shape's own.
-        ratio = tuple(aspect * (shape[1] / shape[0]) for aspect in (3 / 4, 4 / 3))
+        aspect = shape[1] / shape[0]
         steps.append(
-            v2.RandomResizedCrop(shape, scale=config.crop_scale, ratio=ratio, interpolation=BICUBIC)
+            v2.RandomResizedCrop(
+                shape,
+                scale=config.crop_scale,
+                ratio=(3 / 4 * aspect, 4 / 3 * aspect),
+                interpolation=BICUBIC,
+            )
         )
     if config.hflip > 0:
         steps.append(v2.RandomHorizontalFlip(config.hflip))
-    if jitter := config.color_jitter:
+    jitter = config.color_jitter
+    if jitter:
         steps.append(v2.ColorJitter(brightness=jitter, contrast=jitter, saturation=jitter))
     if config.rand_augment:
         steps.append(rand_augment(config.rand_augment, min(shape), config.mean))
@@ -90,15 +98,17 @@ class BatchMaker:
         self.config = config
         self.shapes = config.train_shapes
         self.transforms = {shape: train_transform(config, shape) for shape in self.shapes}
-        self.erase = (
-            RandomErasing(config.random_erasing, mode="pixel", device="cpu")
-            if config.random_erasing
-            else None
-        )
+        self.erase = None
+        if config.random_erasing:
+            self.erase = RandomErasing(config.random_erasing, mode="pixel", device="cpu")
         self.mix = None
         if config.mixup > 0 or config.cutmix > 0:
-            classes = {"label_smoothing": config.label_smoothing, "num_classes": config.num_classes}
-            self.mix = Mixup(mixup_alpha=config.mixup, cutmix_alpha=config.cutmix, **classes)
+            self.mix = Mixup(
+                mixup_alpha=config.mixup,
+                cutmix_alpha=config.cutmix,
+                label_smoothing=config.label_smoothing,
+                num_classes=config.num_classes,
+            )
         self.mean = 255 * torch.tensor(config.mean).view(3, 1, 1)
         self.scale = 1 / (255 * torch.tensor(config.std).view(3, 1, 1))
 
@@ -112,27 +122,17 @@ class BatchMaker:
         """keys: one per image; batch_key: of what is drawn once per batch. The config's seed
         precedes each."""
         config = self.config
-        shape = self.shapes[0]
-        targets = []
-        if len(self.shapes) > 1:
-            drawn = np.random.default_rng([config.seed, _SHAPE, *batch_key]).integers(
-                len(self.shapes)
-            )
-            shape = self.shapes[int(drawn)]
+        shape = self._shape(batch_key)
+        answers = []
         pixels = np.empty((len(images), *shape, 3), dtype=np.uint8)
         with preserve_rng_state():
             for row, image, label, key in zip(pixels, images, labels, keys, strict=True):
                 seeded(config.seed, _AUGMENT, *key)
-                seen, answers = self._seen(image, label, shape)
-                row[:] = np.asarray(self.transforms[shape](seen))
-                targets.append(answers)
-            batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-            batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
-            batch.sub_(self.mean).mul_(self.scale)
-            tensors = {
-                n: torch.tensor(np.array([t[n] for t in targets]), dtype=torch.int64)
-                for n in targets[0]
-            }
+                window, answer = self._window(image, label, shape)
+                row[:] = np.asarray(self.transforms[shape](window))
+                answers.append(answer)
+            batch = self._normalised(pixels)
+            tensors = {name: _stacked(answers, name) for name in answers[0]}
             if self.erase is not None:
                 for image, key in zip(batch, keys, strict=True):
                     seeded(config.seed, _ERASE, *key)
@@ -140,13 +140,28 @@ class BatchMaker:
             if self.mix is not None:
                 seeded(config.seed, _MIX, *batch_key)
                 batch, tensors["targets"] = self.mix(batch, tensors["targets"])
-            elif smoothing := config.label_smoothing:
+            elif config.label_smoothing:
                 tensors["targets"] = mixup_target(
-                    tensors["targets"], config.num_classes, smoothing=smoothing
+                    tensors["targets"],
+                    config.num_classes,
+                    smoothing=config.label_smoothing,
                 )
         return {"images": batch} | tensors
 
-    def _seen(
+    def _shape(self, batch_key: tuple[int, ...]) -> Shape:
+        """One of the training shapes, drawn for the batch."""
+        if len(self.shapes) == 1:
+            return self.shapes[0]
+        rng = np.random.default_rng([self.config.seed, _SHAPE, *batch_key])
+        return self.shapes[int(rng.integers(len(self.shapes)))]
+
+    def _normalised(self, pixels: np.ndarray) -> Tensor:
+        """(B, 3, H, W) float32 from (B, H, W, 3) uint8."""
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        batch = batch.to(torch.float32, memory_format=torch.contiguous_format)
+        return batch.sub_(self.mean).mul_(self.scale)
+
+    def _window(
         self, image: Image.Image, label: int | Objects, shape: Shape
     ) -> tuple[Image.Image, Mapping[str, object]]:
         """The image and its label; or a random window on it, and what is asked of that: of −1,
@@ -154,9 +169,14 @@ class BatchMaker:
         if self.config.target == "label":
             return image, {"targets": label}
         objects = None if isinstance(label, int) else label
-        window = window_on(
-            image.size, objects or NO_OBJECTS, shape, (random.random(), random.random())
-        )
-        if objects and self.config.unmarked and random.random() < self.config.unmarked:
+        at = (random.random(), random.random())
+        window = window_on(image.size, objects or NO_OBJECTS, shape, at)
+        unmarked = self.config.unmarked
+        if objects and unmarked and random.random() < unmarked:
             window = window_off(image, objects, shape) or window
         return cut(image, window), targets_of(objects and objects.in_window(window), shape)
+
+
+def _stacked(answers: Sequence[Mapping[str, object]], name: str) -> Tensor:
+    """(B, …) int64: one of the answers of every image."""
+    return torch.tensor(np.array([answer[name] for answer in answers]), dtype=torch.int64)

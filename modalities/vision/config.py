@@ -24,33 +24,32 @@ TARGETS = ("label", "marked+map")
 class VisionDataConfig:
     """What to train on.
 
-    source: a spec string (sources.py). heldout_source: where held-out images come from, all of
-    them, when not from `source`.
-    image_size: S, the side of the square training images. num_classes: labels are 0…num_classes−1,
-    as many as the source
-        lists; of maps one more, the background.
+    source: a spec string (sources.py).
+    heldout_source: where held-out images come from, all of them, when not from `source`.
+    image_size: S, the side of the square training images.
+    num_classes: labels are 0…num_classes−1, as many as the source lists; of maps one more, the
+        background.
     target: "label", the image's own, or what is asked of the objects in it (objects.py).
     unmarked: for "marked+map", the share of training rows whose window should lack some evidence;
-    their answer is 0. Pictures
-        without such a window keep the mark: 70% of `scenes` at 96 pixels.
+        their answer is 0. Pictures without such a window keep the mark: 70% of `scenes` at 96
+        pixels.
     shapes: height×width in pixels, such as 96x96,64x144, among which every training batch draws
-    one; (): image_size alone.
+        one; (): image_size alone.
     augment: "none" resizes the shorter side and cuts out the centre, as evaluation does; "light" is
-    RandomResizedCrop
-        with `crop_scale` (the share of the area), then flip and colour jitter where those are set;
-        "imagenet" is the same, then RandAugment and, on the normalised tensor, random erasing.
-        Resizing is bicubic. "window", of targets that are asked of objects, cuts out a window at
-        the stored resolution that holds the evidence; no resizing.
-    hflip, random_erasing: probabilities; erased areas are filled with noise. color_jitter: strength
-    on brightness, contrast
-        and saturation. rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies
-        each operation with probability one half; "-p1" applies all.
+        RandomResizedCrop with `crop_scale` (the share of the area), then flip and colour jitter
+        where those are set; "imagenet" is the same, then RandAugment and, on the normalised tensor,
+        random erasing. Resizing is bicubic. "window", of targets that are asked of objects, cuts
+        out a window at the stored resolution that holds the evidence; no resizing.
+    hflip, random_erasing: probabilities; erased areas are filled with noise.
+    color_jitter: strength on brightness, contrast and saturation.
+    rand_augment: timm's string, such as "rand-m9-n2-mstd0.5", which applies each operation with
+        probability one half; "-p1" applies all.
     mixup, cutmix: the α of their Beta(α, α), 0 is off; with both on, each batch takes one of them,
-    either equally likely.
-        label_smoothing: ε.
+        either equally likely.
+    label_smoothing: ε.
     mean, std: of the channels in 0…1, for normalisation.
     shuffle_buffer: samples of a shard source that a worker shuffles at a time (compressed, in
-    memory).
+        memory).
     """
 
     source: str = "glyphs"
@@ -77,40 +76,55 @@ class VisionDataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("crop_scale", "mean", "std", "shapes"):  # lists, as JSON and --set give them
+        # JSON and --set give lists.
+        for name in ("crop_scale", "mean", "std", "shapes"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if len(self.crop_scale) != 2 or not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(
-                f"crop_scale {self.crop_scale}: expected two rising shares of the area, such as (0.7, 1)"
-            )
+        self._check_numbers()
+        self._check_augmentation()
+        self._check_target()
+        # Raises.
+        self.train_shapes  # noqa: B018
+
+    def _check_numbers(self) -> None:
+        scale = self.crop_scale
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+            expected = "expected two rising shares of the area, such as (0.7, 1)"
+            raise ValueError(f"crop_scale {scale}: {expected}")
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
             raise ValueError(
                 f"mean {self.mean} and std {self.std} must have three values each, std positive"
             )
+
+    def _check_augmentation(self) -> None:
         for name, choices in (("augment", tuple(_UNUSED)), ("target", TARGETS)):
-            if (value := getattr(self, name)) not in choices:
+            value = getattr(self, name)
+            if value not in choices:
                 raise ValueError(f"{name} {value!r}: {nearest(value, choices)}")
         for name in _UNUSED[self.augment]:
-            if value := getattr(self, name):
-                need = (
-                    "'light' or 'imagenet'" if name in ("hflip", "color_jitter") else "'imagenet'"
-                )
+            value = getattr(self, name)
+            if value:
+                light = name in ("hflip", "color_jitter")
+                need = "'light' or 'imagenet'" if light else "'imagenet'"
                 raise ValueError(
-                    f"{name}={value!r} has no effect with augment={self.augment!r}; set augment to {need}"
+                    f"{name}={value!r} has no effect with augment={self.augment!r}; "
+                    f"set augment to {need}"
                 )
         if self.rand_augment:
             rand_augment(self.rand_augment, self.image_size, self.mean)
-        if (self.target == "label") == (self.augment == "window"):
+
+    def _check_target(self) -> None:
+        asks_label = self.target == "label"
+        if asks_label == (self.augment == "window"):
             way_out = "expected augment='window' for target='marked+map', and only for it"
             raise ValueError(f"target={self.target!r} with augment={self.augment!r}: {way_out}")
-        if self.unmarked and self.target == "label":
-            raise ValueError(f"unmarked={self.unmarked} with target='label': expected 0")
+        if asks_label:
+            if self.unmarked:
+                raise ValueError(f"unmarked={self.unmarked} with target='label': expected 0")
+            return
         for name in ("mixup", "cutmix", "label_smoothing"):
-            if self.target != "label" and getattr(self, name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} with target={self.target!r}: expected 0"
-                )
-        self.train_shapes  # noqa: B018  raises
+            value = getattr(self, name)
+            if value:
+                raise ValueError(f"{name}={value} with target={self.target!r}: expected 0")
 
     @property
     def train_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -119,9 +133,8 @@ class VisionDataConfig:
         for text in self.shapes:
             match = re.fullmatch(r"(\d+)x(\d+)", text)
             if not match or not 0 < int(match[1]) * int(match[2]) <= MAX_PIXELS:
-                raise ValueError(
-                    f"shapes: {text!r} is not height and width in pixels, such as 96x96 or 64x144"
-                )
+                expected = "height and width in pixels, such as 96x96 or 64x144"
+                raise ValueError(f"shapes: {text!r} is not {expected}")
             shapes.append((int(match[1]), int(match[2])))
         return tuple(shapes) or ((self.image_size, self.image_size),)
 

@@ -25,13 +25,10 @@ from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source
 
 DEFAULT_SOURCE = "glyphs-builtin"
-DECIDING = (
-    "source",
-    "heldout_source",
-    "num_classes",
-    "target",
-)  # settings on which held-out images depend
-EVALUATION_SIZE = 384  # pixels that "glyphs-builtin" should have for evaluation
+# Settings on which held-out images depend.
+DECIDING = ("source", "heldout_source", "num_classes", "target")
+# Pixels that "glyphs-builtin" should have for evaluation.
+EVALUATION_SIZE = 384
 
 
 def build_loader(
@@ -46,7 +43,7 @@ def build_loader(
     """
     if split == "heldout":
         return build_heldout(config, split=split, micro_batch=micro_batch, **share)
-    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
+    share = _with_defaults(config, share)
     if (config.mixup > 0 or config.cutmix > 0) and micro_batch % 2:
         raise ValueError(
             f"micro_batch {micro_batch} must be even: mixup and cutmix mix images in pairs"
@@ -56,7 +53,10 @@ def build_loader(
         _check_classes(config, shards.classes)
         return StreamLoader(ShardStream(shards, config, micro_batch), micro_batch, **share)
     images = open_images(
-        config.source, "train", hold_out=config.heldout_source is None, size=_stored_size(config)
+        config.source,
+        "train",
+        hold_out=config.heldout_source is None,
+        size=_stored_size(config),
     )
     _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=True), micro_batch, **share)
@@ -65,9 +65,14 @@ def build_loader(
 def build_heldout(
     config: VisionDataConfig, *, split: str = "heldout", micro_batch: int, **share: int
 ) -> IndexedLoader:
-    share = {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
+    """One pass over the held-out images, as `build_loader` has it."""
+    share = _with_defaults(config, share)
     images = _heldout(config, size=_stored_size(config))
     return IndexedLoader(ImageSamples(images, config, train=False), micro_batch, **share)
+
+
+def _with_defaults(config: VisionDataConfig, share: dict[str, int]) -> dict[str, int]:
+    return {"rank": 0, "world": 1, "num_workers": config.num_workers} | share
 
 
 def _stored_size(config: VisionDataConfig) -> int:
@@ -83,35 +88,52 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
         images = open_images(config.source, "heldout", size=size)
     else:
         if config.target == "label":
-            with contextlib.suppress(FileNotFoundError):  # on another machine
-                shards = open_shard_source(config.source, "train")
-                classes = (shards or open_images(config.source, "train", hold_out=False)).classes
-        images = open_images(
-            config.heldout_source, "all", size=size, classes=classes if _folders(config) else None
-        )
+            classes = _training_classes(config.source)
+        folder_classes = classes if _folders(config) else None
+        images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
     if classes and images.classes and classes != images.classes:
-        one, other = next(
-            (one, other) for one, other in zip_longest(classes, images.classes) if one != other
-        )
-        sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
-        raise ValueError(
-            f"{sources} must list equal classes in one order: {one!r} in training is {other!r} held out"
-        )
+        _refuse_other_classes(config, classes, images.classes)
     _check_classes(config, images.classes)
     return images
 
 
-def _folders(config: VisionDataConfig) -> bool:
-    return all(
-        (source or "").startswith("folder:") for source in (config.source, config.heldout_source)
+def _training_classes(source: str) -> tuple[str, ...] | None:
+    """The classes that a training source lists; None where it lists none, or is on another
+    machine."""
+    with contextlib.suppress(FileNotFoundError):
+        shards = open_shard_source(source, "train")
+        return (shards or open_images(source, "train", hold_out=False)).classes
+    return None
+
+
+def _refuse_other_classes(
+    config: VisionDataConfig, trained: tuple[str, ...], heldout: tuple[str, ...]
+) -> None:
+    pairs = zip_longest(trained, heldout)
+    first, other = next((first, other) for first, other in pairs if first != other)
+    sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
+    raise ValueError(
+        f"{sources} must list equal classes in one order: "
+        f"{first!r} in training is {other!r} held out"
     )
 
 
+def _folders(config: VisionDataConfig) -> bool:
+    """Whether both sources are folders of class folders."""
+    sources = (config.source, config.heldout_source or "")
+    return all(source.startswith("folder:") for source in sources)
+
+
 def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) -> None:
-    mapped = "map" in config.target
-    if classes is not None and len(classes) + mapped != config.num_classes:
-        listed = f"{len(classes)} classes" + (" and the background" if mapped else "")
-        way_out = f"--set data.num_classes={len(classes) + mapped}"
+    if classes is None:
+        return
+    listed = f"{len(classes)} classes"
+    expected = len(classes)
+    if "map" in config.target:
+        listed += " and the background"
+        expected += 1
+    if expected != config.num_classes:
+        way_out = f"--set data.num_classes={expected}"
         raise ValueError(f"the source has {listed}, num_classes is {config.num_classes}: {way_out}")
 
 
@@ -123,9 +145,10 @@ class HeldoutImages:
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
         self.images = images
         self.objects = objects
-        self.classes = (
-            list(map(str, range(num_classes))) if images.classes is None else list(images.classes)
-        )
+        if images.classes is None:
+            self.classes = [str(label) for label in range(num_classes)]
+        else:
+            self.classes = list(images.classes)
         self.order = np.random.default_rng(0).permutation(len(images))
 
     def __len__(self) -> int:
@@ -134,11 +157,14 @@ class HeldoutImages:
     def __getitem__(self, place: int) -> tuple[Image.Image, int | Objects]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
         payload, label = self._stored(place)
-        listed = self.images.classes is not None
-        classes = len(self.classes) or None
-        return checked_image(
-            payload, label, self.name(place), num_classes=classes, listed=listed
-        ), label
+        image = checked_image(
+            payload,
+            label,
+            self.name(place),
+            num_classes=len(self.classes) or None,
+            listed=self.images.classes is not None,
+        )
+        return image, label
 
     def _stored(self, place: int) -> tuple[bytes | Image.Image, int | Objects]:
         index = int(self.order[place])
@@ -160,28 +186,21 @@ class HeldoutImages:
             width, height = upright_size(self._stored(place)[0])
         except BadImage:
             return 0
-        return max(
-            1,
-            min(
-                height,
-                round(width * shape[0] / shape[1]),
-                width,
-                round(height * shape[1] / shape[0]),
-            ),
-        )
+        # At the aspect of `shape`, the height that fits the width, and the other way round.
+        fitting_height = round(width * shape[0] / shape[1])
+        fitting_width = round(height * shape[1] / shape[0])
+        return max(1, min(height, fitting_height, width, fitting_width))
 
 
 def heldout_by(data: Mapping[str, object]) -> VisionDataConfig:
     """What a training held out, from its recipe's data section; equal for runs that held out the
     same. ValueError for shards without `heldout_source`."""
     deciding: Options = {name: data[name] for name in DECIDING if name in data}
-    config = VisionDataConfig(
-        **deciding, augment="light" if deciding.get("target", "label") == "label" else "window"
-    )
+    augment = "light" if deciding.get("target", "label") == "label" else "window"
+    config = VisionDataConfig(**deciding, augment=augment)
     if config.heldout_source is None and config.source.startswith("wds:"):
-        raise ValueError(
-            f"training on {config.source!r} held out nothing: name the held-out images with --source"
-        )
+        way_out = "name the held-out images with --source"
+        raise ValueError(f"training on {config.source!r} held out nothing: {way_out}")
     return config
 
 
@@ -192,9 +211,8 @@ def heldout_name(source: str | VisionDataConfig) -> str:
         return source
     if source.heldout_source is None:
         return source.source
-    return f"all of {source.heldout_source}" + (
-        f", classes of {source.source}" if _folders(source) else ""
-    )
+    name = f"all of {source.heldout_source}"
+    return f"{name}, classes of {source.source}" if _folders(source) else name
 
 
 @lru_cache(maxsize=4)
@@ -203,12 +221,12 @@ def open_heldout(
 ) -> Heldout[HeldoutImages]:
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per
     process. objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole."""
+    num_classes = 0
     if isinstance(source, VisionDataConfig):
         images = _heldout(source, size=EVALUATION_SIZE)
-        classes = source.num_classes
+        num_classes = source.num_classes
     else:
         split = "all" if source.startswith("wds:") else "heldout"
-        classes = 0
         images = open_images(source, split, size=EVALUATION_SIZE)
-    items = HeldoutImages(images, 0 if objects else classes, objects=objects)
+    items = HeldoutImages(images, 0 if objects else num_classes, objects=objects)
     return Heldout(heldout_name(source), images.fingerprint, items)

@@ -1,12 +1,13 @@
 """From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what
 was skipped.
 
-    grey, 1-bit, palette, CMYK, YCbCr, HSV          converted by Pillow, without colour profiles
-    alpha, a transparent colour                     composited on white
-    16-bit grey (also in 32-bit integers)           divided by 257 to 8 bits
-    EXIF orientation                                applied; broken EXIF counts as upright
-    several frames                                  the first one
-    empty, unknown format, truncated, corrupt, float, LAB, too large (MAX_PIXELS)      skipped
+    grey, 1-bit, palette, CMYK, YCbCr, HSV     converted by Pillow, without colour profiles
+    alpha, a transparent colour                composited on white
+    16-bit grey (also in 32-bit integers)      divided by 257 to 8 bits
+    EXIF orientation                           applied; broken EXIF counts as upright
+    several frames                             the first one
+    empty, unknown format, truncated, corrupt, float, LAB,
+    too large (MAX_PIXELS)                     skipped
 
 Sources also skip files without an image's extension, class folders without images, samples without
 an image, label or usable objects, and labels outside 0…num_classes−1 (a ValueError where the source
@@ -45,15 +46,18 @@ EXTENSIONS = (
     ".jp2",
     ".avif",
 )
-MAX_PIXELS = 89_478_485  # a quarter of a GiB in RGB: Pillow's own bound
-HELDOUT_NAMES = (
-    "heldout",
-    "val",
-    "validation",
-    "test",
-)  # what a held-out folder or split may be called
+# A quarter of a GiB in RGB: Pillow's own bound.
+MAX_PIXELS = 89_478_485
+# What a held-out folder or split may be called.
+HELDOUT_NAMES = ("heldout", "val", "validation", "test")
 HELDOUT_FRACTION = 0.1
-Event = tuple[str, str]  # why something was skipped, and its name
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+MAX_ASPECT = 8
+# Why something was skipped, and its name.
+Event = tuple[str, str]
+# (height, width).
+Shape = tuple[int, int]
 _log = logging.getLogger(__name__)
 
 
@@ -90,16 +94,7 @@ def decode_image(data: bytes) -> Image.Image:
         if image.width * image.height > MAX_PIXELS:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
         image.load()
-        if (
-            image.format == "PNG"
-            and image.mode != "P"
-            and data[24] in (2, 4, 16)
-            and "transparency" in image.info
-        ):
-            if data[24] == 16:
-                raise BadImage("unsupported mode", "16 bits with a transparent colour")
-            # Pillow scales the pixels alone.
-            image.info["transparency"] *= 255 // (2 ** data[24] - 1)
+        _scale_transparency(image, data)
         return to_rgb(image)
     except (BadImage, MemoryError):
         raise
@@ -107,25 +102,37 @@ def decode_image(data: bytes) -> Image.Image:
         raise BadImage("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError as error:
         raise BadImage("too large", str(error)) from None
-    except Exception as error:  # a broken file can make Pillow's readers raise nearly anything
-        early = isinstance(error, EOFError) or "truncated" in str(error)
-        raise BadImage(
-            "truncated" if early else "corrupt", f"{type(error).__name__}: {error}"
-        ) from None
+    # A broken file can make Pillow's readers raise nearly anything.
+    except Exception as error:
+        truncated = isinstance(error, EOFError) or "truncated" in str(error)
+        reason = "truncated" if truncated else "corrupt"
+        raise BadImage(reason, f"{type(error).__name__}: {error}") from None
+
+
+def _scale_transparency(image: Image.Image, data: bytes) -> None:
+    """Bring the transparent colour of a PNG of fewer bits to 8 bits: Pillow scales the pixels
+    alone. Raises BadImage for 16 bits."""
+    if image.format != "PNG" or image.mode == "P" or "transparency" not in image.info:
+        return
+    # Byte 24 of a PNG is its bit depth.
+    bits = data[24]
+    if bits == 16:
+        raise BadImage("unsupported mode", "16 bits with a transparent colour")
+    if bits in (2, 4):
+        image.info["transparency"] *= 255 // (2**bits - 1)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow
     cannot convert."""
     if orientation(image) > 1:
-        with contextlib.suppress(
-            Exception
-        ):  # a broken tag besides the orientation: the picture counts as upright
+        # With a broken tag besides the orientation the picture counts as upright.
+        with contextlib.suppress(Exception):
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = _eight_bits(image)
-    # a transparent colour, as PNG and GIF have it
     mode = image.mode
+    # A transparent colour, as PNG and GIF have it.
     keyed = "transparency" in image.info
     if mode == "RGB" and not keyed:
         return image
@@ -136,21 +143,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
         elif mode not in ("L", "1", "P", "CMYK", "YCbCr", "HSV"):
             raise BadImage("unsupported mode", mode)
         return image.convert("RGB")
+    except BadImage:
+        raise
     except (ValueError, TypeError, OSError) as error:
-        raise (
-            error
-            if isinstance(error, BadImage)
-            else BadImage("unsupported mode", f"{mode}: {error}")
-        ) from error
+        raise BadImage("unsupported mode", f"{mode}: {error}") from error
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Grey of 16 bits in 8."""
     values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise BadImage(
-            "unsupported mode", f"{image.mode} with values {values.min()}…{values.max()}"
-        )
+    least = values.min()
+    most = values.max()
+    if least < 0 or most > 65535:
+        raise BadImage("unsupported mode", f"{image.mode} with values {least}…{most}")
     return Image.fromarray((values // 257).astype(np.uint8))
 
 
@@ -159,33 +164,25 @@ def orientation(image: Image.Image) -> int:
     if "exif" not in image.info and image.format == "JPEG":
         return 1
     try:
-        turn = int(image.getexif().get(0x0112, 1))
-        return turn if 1 <= turn <= 8 else 1
-    except (
-        Exception
-    ):  # Pillow's EXIF reader raises many things; a broken note does not make the picture bad
+        # 0x0112 is EXIF's tag of the orientation.
+        value = int(image.getexif().get(0x0112, 1))
+    # Pillow's EXIF reader raises many things; a broken note does not make the picture bad.
+    except Exception:
         return 1
+    return value if 1 <= value <= 8 else 1
 
 
 def upright_size(stored: bytes | Image.Image) -> tuple[int, int]:
     """(width, height) by the header alone. Raises BadImage for bytes that are no image."""
     try:
         image = stored if isinstance(stored, Image.Image) else Image.open(io.BytesIO(stored))
-    except Exception as error:  # as in `decode_image`
+    # As in `decode_image`.
+    except Exception as error:
         raise BadImage("unknown format") from error
-    on_its_side = image.format != "TIFF" and orientation(image) in (
-        5,
-        6,
-        7,
-        8,
-    )  # Pillow turns a TIFF by itself
-    return (image.height, image.width) if on_its_side else image.size
-
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-MAX_ASPECT = 8
-Shape = tuple[int, int]  # (height, width)
+    # Pillow turns a TIFF by itself.
+    if image.format != "TIFF" and orientation(image) in (5, 6, 7, 8):
+        return image.height, image.width
+    return image.size
 
 
 def limit_aspect(image: Image.Image) -> Image.Image:
@@ -209,9 +206,8 @@ def rand_augment(
 ) -> Callable[[Image.Image], Image.Image]:
     """timm's RandAugment from a string such as "rand-m9-n2-mstd0.5"; uncovered areas are filled
     with the mean colour."""
-    from timm.data.auto_augment import (
-        rand_augment_transform,
-    )  # timm takes longer to import than torch
+    # timm takes longer to import than torch.
+    from timm.data.auto_augment import rand_augment_transform
 
     hparams = {
         "translate_const": int(0.45 * size),
@@ -237,15 +233,16 @@ def preprocess(
     """The largest central window of an image, at a given size: float32 (3, height, width),
     normalised. via: the shorter side is reduced to so many pixels first, and enlarged again: the
     control without new detail."""
-    from torchvision.transforms.v2.functional import normalize  # slow to import
+    # Slow to import.
+    from torchvision.transforms.v2.functional import normalize
 
     image = to_rgb(image)
-    image = _centre(
-        image, round(image.width * height / width), round(image.height * width / height)
-    )
-    image = (reduced(image, via) if via else image).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
+    window_height = round(image.width * height / width)
+    window_width = round(image.height * width / height)
+    image = _centre(image, window_height, window_width)
+    if via:
+        image = reduced(image, via)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
     return normalize(pixels / 255, list(mean), list(std))
 
@@ -253,14 +250,18 @@ def preprocess(
 def reduced(image: Image.Image, side: int) -> Image.Image:
     """The image with a shorter side of so many pixels."""
     scale = side / min(image.size)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return image.resize(size, Image.Resampling.BICUBIC)
+    width = max(1, round(image.width * scale))
+    height = max(1, round(image.height * scale))
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 class ImageSet:
-    """Images by index. classes: names by label; None where the source has no list of them.
+    """Images by index.
+
+    classes: names by label; None where the source has no list of them.
     problems: events of listing it.
-    among: images that the held-out tenth was chosen from by name; 0: all are here."""
+    among: images that the held-out tenth was chosen from by name; 0: all are here.
+    """
 
     spec: str
     classes: tuple[str, ...] | None
@@ -305,9 +306,8 @@ def checked_image(
     classes (`listed`), else a BadImage."""
     if isinstance(label, int) and num_classes is not None and not 0 <= label < num_classes:
         if listed:
-            raise ValueError(
-                f"{name} has label {label}, outside 0…{num_classes - 1} (num_classes {num_classes})"
-            )
+            expected = f"0…{num_classes - 1} (num_classes {num_classes})"
+            raise ValueError(f"{name} has label {label}, outside {expected}")
         raise BadImage("label out of range", f"{label} of {num_classes} classes")
     image = decode_image(payload) if isinstance(payload, bytes) else to_rgb(payload)
     if not isinstance(label, int):
@@ -322,12 +322,12 @@ def heldout_places(names: Iterable[str], split: str) -> list[int]:
     blake2b of their names."""
 
     def held_out(name: str) -> bool:
-        digest = hashlib.blake2b(
-            name.encode("utf-8", "surrogatepass"), digest_size=8, key=b"priorzoo images"
-        ).digest()
+        data = name.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(data, digest_size=8, key=b"priorzoo images").digest()
         return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
 
-    return [n for n, name in enumerate(names) if held_out(name) == (split == "heldout")]
+    wanted = split == "heldout"
+    return [place for place, name in enumerate(names) if held_out(name) == wanted]
 
 
 def digest_of(parts: Iterable[object]) -> str:

@@ -33,7 +33,8 @@ _BLOCK = 2
 Batch = dict[str, Tensor]
 Sample = tuple[Image.Image, int | Objects]
 Read = Callable[[], tuple[bytes | Image.Image, int | Objects]]
-Block = list[tuple[int, str, Members]]  # (number, name, sample)
+# (number, name, sample) of each.
+Block = list[tuple[int, str, Members]]
 
 
 class ImageSamples:
@@ -52,37 +53,53 @@ class ImageSamples:
         self.make = BatchMaker(config if train else config.unaugmented())
         self.report = ImageReport()
         self.report.extend(images.problems)
-        self._orders: dict[int, np.ndarray] = {}  # of the last two epochs read
+        # Of the last two epochs read.
+        self._orders: dict[int, np.ndarray] = {}
 
     def identity(self) -> dict[str, object]:
         return {"kind": "images", "fingerprint": self.images.fingerprint, "seed": self.seed}
 
     def _order(self, epoch: int) -> np.ndarray:
         if epoch not in self._orders:
-            drawn = np.random.default_rng([self.seed, _ORDER, epoch]).permutation(len(self.images))
-            self._orders = dict([*self._orders.items()][-1:]) | {epoch: drawn}
+            while len(self._orders) > 1:
+                oldest = next(iter(self._orders))
+                del self._orders[oldest]
+            rng = np.random.default_rng([self.seed, _ORDER, epoch])
+            self._orders[epoch] = rng.permutation(len(self.images))
         return self._orders[epoch]
 
     def __getitem__(self, numbers: list[int]) -> tuple[Batch, list[Event]]:
         events: list[Event] = []
-        images, labels = zip(*(self._good(number, events) for number in numbers), strict=True)
-        return self.make(images, labels, [(number,) for number in numbers], (numbers[0],)), events
+        samples = [self._good(number, events) for number in numbers]
+        images, labels = zip(*samples, strict=True)
+        keys = [(number,) for number in numbers]
+        return self.make(images, labels, keys, (numbers[0],)), events
 
     def _good(self, number: int, events: list[Event]) -> Sample:
+        """The image of a number, or the next good one of the order."""
         epoch, position = divmod(number, len(self.images))
         order = self._order(epoch if self.train else 0)
+        events_before = len(events)
+        image, label = _first_good(
+            self._from(order, position),
+            self.make.config,
+            self.images.classes is not None,
+            events,
+            self.images.spec,
+        )
+        skipped = len(events) > events_before
+        if not self.train and (epoch or skipped):
+            # Beyond the end, or in place of a skipped one: it does not count.
+            label = -1
+        return image, label
+
+    def _from(self, order: np.ndarray, position: int) -> Iterator[tuple[str, Read]]:
+        """The images of an order from `position` on, wrapping around: (name, what reads it)."""
         images = self.images
         read = images.read if self.make.config.target == "label" else images.read_objects
-        indexes = (int(order[(position + step) % len(order)]) for step in range(len(order)))
-        before = len(events)
-        candidates = ((images.name(index), partial(read, index)) for index in indexes)
-        image, label = _first_good(
-            candidates, self.make.config, images.classes is not None, events, images.spec
-        )
-        again = not self.train and (
-            epoch or len(events) > before
-        )  # beyond the end, or in place of a skipped one
-        return image, -1 if again else label
+        for step in range(len(order)):
+            index = int(order[(position + step) % len(order)])
+            yield images.name(index), partial(read, index)
 
 
 class ShardStream:
@@ -124,20 +141,22 @@ class ShardStream:
         for epoch, block, first in self._blocks(slot, slots, done):
             for place in range(first, len(block)):
                 yield (epoch, block[place][0]), *self._good(block, place, events)
-            del block  # before the next one is read
+            # Before the next one is read.
+            del block
 
     def _blocks(self, slot: int, slots: int, done: int) -> Iterator[tuple[int, Block, int]]:
         """A slot's endless blocks after its first `done` samples: (epoch, shuffled samples, how
         many of them are done)."""
         total = len(self.shards)
         seed = self.config.seed
-        # `slots` epochs are N samples
+        # `slots` epochs are N samples.
         epoch = done // total * slots
         done = done % total
         while True:
-            number = (slot + epoch) % slots
-            first = total * number // slots
-            end = total * (number + 1) // slots
+            segment = (slot + epoch) % slots
+            first = total * segment // slots
+            end = total * (segment + 1) // slots
+            # Rounded up.
             pieces = -(-(end - first) // self.config.shuffle_buffer)
             cuts = [first + (end - first) * piece // pieces for piece in range(pieces)]
             lengths = np.diff([*cuts, end]).tolist()
@@ -150,35 +169,47 @@ class ShardStream:
                 order = np.random.default_rng([seed, _BLOCK, epoch, cut]).permutation(length)
                 block = [block[place] for place in order]
                 yield epoch, block, done
-                del block  # before the next one is read; the caller does the same
+                # Before the next one is read; the caller does the same.
+                del block
                 done = 0
             epoch += 1
 
     def _read(self, epoch: int, first: int, end: int) -> Iterator[tuple[int, str, Members]]:
         """(number, name, sample) of the samples first…end−1 of an epoch."""
-        at = 0
-        order = np.random.default_rng([self.config.seed, _SHARDS, epoch]).permutation(
-            len(self.shards.files)
-        )
+        rng = np.random.default_rng([self.config.seed, _SHARDS, epoch])
+        order = rng.permutation(len(self.shards.files))
+        # Samples in the shards of the order before this one.
+        offset = 0
         for shard in order.tolist():
-            start = max(first - at, 0)
-            stop = min(end - at, self.shards.counts[shard])
+            count = self.shards.counts[shard]
+            start = max(first - offset, 0)
+            stop = min(end - offset, count)
             if start < stop:
                 yield from self.shards.stream(shard, start, stop)
-            at += self.shards.counts[shard]
+            offset += count
 
     def _good(self, block: Block, place: int, events: list[Event]) -> Sample:
         """The first good image of a block from `place` on, wrapping around."""
-        label_of = read_label if self.config.target == "label" else read_objects
-        candidates = (
-            (name, lambda members=members: (sample_image(members), label_of(members)))
-            for _, name, members in (
-                block[(place + step) % len(block)] for step in range(len(block))
-            )
-        )
         return _first_good(
-            candidates, self.config, self.shards.classes is not None, events, self.shards.spec
+            self._from(block, place),
+            self.config,
+            self.shards.classes is not None,
+            events,
+            self.shards.spec,
         )
+
+    def _from(self, block: Block, place: int) -> Iterator[tuple[str, Read]]:
+        """The samples of a block from `place` on, wrapping around: (name, what reads it)."""
+        read_answer = read_label if self.config.target == "label" else read_objects
+        for step in range(len(block)):
+            _, name, members = block[(place + step) % len(block)]
+            yield name, partial(_read_sample, members, read_answer)
+
+
+def _read_sample(
+    members: Members, read_answer: Callable[[Members], int | Objects]
+) -> tuple[bytes, int | Objects]:
+    return sample_image(members), read_answer(members)
 
 
 def _first_good(
@@ -190,20 +221,18 @@ def _first_good(
 ) -> Sample:
     """The first of named images that training can ask for; `events` gets the others. ValueError
     where there is none."""
-    before = len(events)
+    events_before = len(events)
+    num_classes = config.num_classes
     for name, read in candidates:
         try:
             payload, label = read()
-            image = checked_image(
-                payload, label, name, num_classes=config.num_classes, listed=listed
-            )
+            image = checked_image(payload, label, name, num_classes=num_classes, listed=listed)
             if isinstance(label, Objects):
-                check_objects(
-                    label, image.size, config.target, config.train_shapes, config.num_classes
-                )
+                check_objects(label, image.size, config.target, config.train_shapes, num_classes)
             return image, label
         except BadImage as error:
             events.append((error.reason, name))
     report = ImageReport()
-    report.extend(events[before:])
-    raise ValueError(f"source {spec!r}: all {len(events) - before} images were skipped: {report}")
+    report.extend(events[events_before:])
+    skipped = len(events) - events_before
+    raise ValueError(f"source {spec!r}: all {skipped} images were skipped: {report}")

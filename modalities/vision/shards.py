@@ -30,12 +30,16 @@ from modalities.vision.images import EXTENSIONS, ImageSet
 from modalities.vision.objects import Objects, parse_objects
 from zoo.files import parse_json, read_json
 
-MOST_SAMPLES = 1 << 30  # of a shard
-_META = re.compile(r"__[^/]*__($|/)")  # members that webdataset leaves out
+# Samples of a shard.
+MOST_SAMPLES = 1 << 30
+# Members that webdataset leaves out.
+_META = re.compile(r"__[^/]*__($|/)")
 _LABELS = ("cls", "json")
-_TAIL = 64  # bytes at the end of other members that their digest covers
+# Bytes at the end of other members that their digest covers.
+_TAIL = 64
 
-Members = Mapping[str, bytes]  # of a sample, by extension
+# The content of a sample's members by extension.
+Members = Mapping[str, bytes]
 
 
 class Sample(NamedTuple):
@@ -61,7 +65,7 @@ def scan(path: Path) -> list[Sample]:
     """The samples of a tar. Raises ValueError for one that is damaged, has a name twice, or a
     sparse member."""
     samples: list[Sample] = []
-    seen: set[tuple[str, str]] = set()
+    names: set[tuple[str, str]] = set()
     try:
         with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
@@ -72,12 +76,13 @@ def scan(path: Path) -> list[Sample]:
                 key, extension = base_plus_ext(member.name)
                 if not member.isreg() or _META.match(member.name) or key is None:
                     continue
-                if (name := (key, extension.lower())) in seen:
+                extension = extension.lower()
+                if (key, extension) in names:
                     raise tarfile.ReadError(f"it has {member.name[:80]!r} twice")
-                seen.add(name)
+                names.add((key, extension))
                 if not samples or samples[-1].key != key:
                     samples.append(Sample(path, key, {}))
-                samples[-1].places[name[1]] = (member.offset_data, member.size)
+                samples[-1].places[extension] = (member.offset_data, member.size)
             stream.seek(tar.offset)
             if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError(
@@ -107,10 +112,12 @@ class Shards(ImageSet):
         self.files = tuple(entries)
         self.classes = tuple(classes) or None
         self.counts = tuple(entry.samples for entry in entries.values())
-        contents = [[e.file, e.samples, e.sha256 or _digest(path)] for path, e in entries.items()]
-        self.fingerprint = hashlib.blake2b(
-            json.dumps(contents).encode(), digest_size=16
-        ).hexdigest()
+        contents = [
+            [entry.file, entry.samples, entry.sha256 or _digest(path)]
+            for path, entry in entries.items()
+        ]
+        listing = json.dumps(contents).encode()
+        self.fingerprint = hashlib.blake2b(listing, digest_size=16).hexdigest()
         self._samples: list[Sample] = []
         if not sum(self.counts):
             raise ValueError(f"source {spec!r}: its {len(entries)} shards hold no sample")
@@ -130,15 +137,16 @@ class Shards(ImageSet):
 
     def indexed(self) -> Shards:
         """These shards with the places of all samples read, which reading by index needs."""
-        self._samples = [
-            sample for shard in range(len(self.files)) for sample in self.samples(shard)
-        ]
+        self._samples = []
+        for shard in range(len(self.files)):
+            self._samples += self.samples(shard)
         return self
 
     def stream(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, str, Members]]:
         """(number, name, members) of samples start…stop−1 of one shard."""
-        first = sum(self.counts[:shard])
-        for number, sample in enumerate(self.samples(shard)[start:stop], first + start):
+        samples_before = sum(self.counts[:shard])
+        samples = self.samples(shard)[start:stop]
+        for number, sample in enumerate(samples, samples_before + start):
             yield number, sample.name, sample.load()
 
     def name(self, index: int) -> str:
@@ -169,12 +177,11 @@ def open_shards(spec: str, pattern: str) -> Shards:
     a sample.
     """
     folder = Path(pattern)
-    paths = (
-        []
-        if folder.is_dir()
-        else [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
-    )
-    index = (paths[0].parent if paths else folder) / "index.json"
+    paths: list[Path] = []
+    if not folder.is_dir():
+        paths = [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
+        folder = paths[0].parent if paths else folder
+    index = folder / "index.json"
     entries, classes = _read_index(index)
     if not entries and not paths:
         raise FileNotFoundError(
@@ -184,7 +191,7 @@ def open_shards(spec: str, pattern: str) -> Shards:
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"source {spec!r}: no shard {path}")
-    by_path = {(index.parent / file).resolve(): entry for file, entry in entries.items()}
+    by_path = {(folder / file).resolve(): entry for file, entry in entries.items()}
     if not all(path.resolve() in by_path for path in paths):
         by_path = {path.resolve(): Entry(path.name, len(scan(path))) for path in paths}
     return Shards(spec, {path: by_path[path.resolve()] for path in paths}, classes)
@@ -203,23 +210,22 @@ def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:
         classes = content.get("classes") or []
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError(f"classes={classes!r:.80}: expected a list of names")
-        for file, samples, sha256 in entries:
-            named = (
-                isinstance(file, str)
-                and file
-                and "\0" not in file
-                and isinstance(sha256, str | None)
-            )
-            if not named or type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
-                row = f"file={file!r:.80}, samples={samples!r:.80}, sha256={sha256!r:.80}"
-                raise ValueError(
-                    f"{row}: expected a tar's name, 0 to {MOST_SAMPLES:,} and hex digits"
-                )
+        for entry in entries:
+            _check_entry(entry)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path} is no index of shards: {type(error).__name__}: {error}"
         ) from error
     return {entry.file: entry for entry in entries}, classes
+
+
+def _check_entry(entry: Entry) -> None:
+    file, samples, sha256 = entry
+    named = isinstance(file, str) and file and "\0" not in file
+    counted = type(samples) is int and 0 <= samples <= MOST_SAMPLES
+    if not named or not counted or not isinstance(sha256, str | None):
+        row = f"file={file!r:.80}, samples={samples!r:.80}, sha256={sha256!r:.80}"
+        raise ValueError(f"{row}: expected a tar's name, 0 to {MOST_SAMPLES:,} and hex digits")
 
 
 def _digest(path: Path) -> str:
@@ -248,7 +254,8 @@ def _fields(members: Members) -> Mapping[str, object]:
 def sample_image(members: Members) -> bytes:
     """The image of a sample. Raises BadImage "no image"."""
     for extension, data in members.items():
-        if not extension.startswith("mask.") and f".{extension.rpartition('.')[2]}" in EXTENSIONS:
+        suffix = "." + extension.rpartition(".")[2]
+        if suffix in EXTENSIONS and not extension.startswith("mask."):
             return data
     raise BadImage("no image")
 
@@ -256,12 +263,13 @@ def sample_image(members: Members) -> bytes:
 def read_label(members: Members) -> int:
     """The label of a sample. Raises BadImage "no label", "bad label", "bad json"."""
     label: object = members["cls"] if "cls" in members else _fields(members).get("label")
-    with contextlib.suppress(ValueError):
-        label = int(label) if isinstance(label, bytes) else label
-    if type(label) is not int:  # True is an int to isinstance
-        raise BadImage(
-            "no label" if label is None else "bad label", f"{label!r} is not a whole number"
-        )
+    if isinstance(label, bytes):
+        with contextlib.suppress(ValueError):
+            label = int(label)
+    # Not `isinstance`, to which True is an int.
+    if type(label) is not int:
+        reason = "no label" if label is None else "bad label"
+        raise BadImage(reason, f"{label!r} is not a whole number")
     return label
 
 

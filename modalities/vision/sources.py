@@ -329,7 +329,8 @@ class HFImages(ImageSet):
 
     def __init__(self, spec: str, split: str, *, hold_out: bool = True) -> None:
         try:
-            import datasets  # takes seconds
+            # Importing it takes seconds.
+            import datasets
         except ImportError as error:
             raise ImportError(
                 f"source {spec!r} needs the package `datasets`: pip install datasets"

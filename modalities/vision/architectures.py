@@ -14,22 +14,47 @@ from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters,
 from zoo.methods import check_grid_position, list_grid_positions
 from zoo.model import ZooModel
 
-Options = dict[str, Any]  # entries of a `VisionConfig`, or of a method
+# Entries of a `VisionConfig`, or of a method.
+Options = dict[str, Any]
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 # tiny reads the 26 capitals of the glyph data at 48 pixels, scene those of the scenes at 96; small
 # and base are the usual ones, at 224.
 SIZES: dict[str, Options] = {
     "tiny_patch8": dict(
-        img_size=48, patch_size=8, num_classes=26, dim=96, num_layers=4, num_heads=3, hidden_dim=256, class_token=False,
+        img_size=48,
+        patch_size=8,
+        num_classes=26,
+        dim=96,
+        num_layers=4,
+        num_heads=3,
+        hidden_dim=256,
+        class_token=False,
         global_pool="avg",
     ),
     "scene_patch8": dict(
-        img_size=96, patch_size=8, num_classes=27, dim=128, num_layers=4, num_heads=4, hidden_dim=256, global_pool=""
+        img_size=96,
+        patch_size=8,
+        num_classes=27,
+        dim=128,
+        num_layers=4,
+        num_heads=4,
+        hidden_dim=256,
+        global_pool="",
     ),
-    "small_patch16": dict(dim=384, num_layers=12, num_heads=6, hidden_dim=1024),
-    "base_patch16": dict(dim=768, num_layers=12, num_heads=12, hidden_dim=2048),
-}  # fmt: skip
+    "small_patch16": dict(
+        dim=384,
+        num_layers=12,
+        num_heads=6,
+        hidden_dim=1024,
+    ),
+    "base_patch16": dict(
+        dim=768,
+        num_layers=12,
+        num_heads=12,
+        hidden_dim=2048,
+    ),
+}
 # Options of a method in a size ("*": every size). Heads of 32 columns have no room for 8 pairs an
 # axis; a separable prior with a learned centre tells left from right, as GOAT's sines do.
 OPTIONS: dict[tuple[str, str], Options] = {
@@ -46,29 +71,33 @@ class VisionConfig:
     """Everything that makes a vision transformer; JSON.
 
     img_size: side of the training images in pixels, or (height, width): what priors and SSMax are
-    initialised for.
-    patch_size: side of a patch in pixels.  in_chans: colours.  num_classes: 0 for no classifier.
-    dim: C.  num_layers, num_heads: H.  hidden_dim: of the MLP.  mlp: "swiglu" or "gelu".
+        initialised for.
+    patch_size: side of a patch in pixels.
+    in_chans: colours.
+    num_classes: 0 for no classifier.
+    dim: C.
+    num_layers, num_heads: H.
+    hidden_dim: of the MLP.
+    mlp: "swiglu" or "gelu".
     position: a name of `zoo.methods.list_grid_positions()` or a sum of them, with
-    `position_options` for it; or a list of one
-        per layer, or a shorter one that is repeated, with options by name. The default, with SSMax
-        and {"train_mu": True}, is what reads pictures of 16 times the patches best
-        (docs/RESULTS.md).
-    ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start;
-    scale_prior: the prior's logits too.
-    share_prior: one prior for all layers instead of one each.  attention_bias: biases of
-    attention's projections.
-    class_token: a learned token before the patches.  reg_tokens: learned tokens after it that
-    nothing reads.
+        `position_options` for it; or a list of one per layer, or a shorter one that is repeated,
+        with options by name. The default, with SSMax and {"train_mu": True}, is what reads pictures
+        of 16 times the patches best (docs/RESULTS.md).
+    ssmax: scale logits by s·ln n, n all tokens of the image, s at the start ssmax_start.
+    scale_prior: SSMax scales the prior's logits too.
+    share_prior: one prior for all layers instead of one each.
+    attention_bias: biases of attention's projections.
+    class_token: a learned token before the patches.
+    reg_tokens: learned tokens after it that nothing reads.
     global_pool: "token" reads the class token, "avg" the mean of the patches, "" gives every token
-    to the classifier.
-    drop_path_rate: of the last block; it rises linearly from 0.  init_values: layer scale's start,
-    None for none.
+        to the classifier.
+    drop_path_rate: of the last block; it rises linearly from 0.
+    init_values: layer scale's start, None for none.
     weight_init: how linear layers start, of `modalities.starts.STARTS`.
-    mean, std: what pixels in 0…1 are normalised with.  activation_checkpointing: recompute blocks
-    in the backward pass.
+    mean, std: what pixels in 0…1 are normalised with.
+    activation_checkpointing: recompute blocks in the backward pass.
     lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it
-    (see `Attention`).
+        (see `Attention`).
     pad, logit_options: of version 0.5; false and empty.
     """
 
@@ -105,35 +134,45 @@ class VisionConfig:
         check_fields(self)
         check_start(self.weight_init)
         for name in ("pad", "logit_options"):
-            if value := getattr(self, name):
-                raise ValueError(
-                    f"{name}={value!r} went with version 0.6: expected {type(value)()!r}"
-                )
-        for name in ("img_size", "mean", "std"):  # JSON knows lists alone
+            value = getattr(self, name)
+            if value:
+                empty = type(value)()
+                raise ValueError(f"{name}={value!r} went with version 0.6: expected {empty!r}")
+        # JSON knows lists alone.
+        for name in ("img_size", "mean", "std"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, choices in (("mlp", MLPS), ("global_pool", POOLS)):
-            if (value := getattr(self, name)) not in choices:
-                expected = f"expected one of {', '.join(map(repr, choices))}"
+            value = getattr(self, name)
+            if value not in choices:
+                expected = "expected one of " + ", ".join(repr(choice) for choice in choices)
                 raise ValueError(f"{name}={value!r}; {did_you_mean(value, choices)}{expected}")
         if self.global_pool == "token" and not self.class_token:
+            way_out = "set class_token=True, or global_pool='avg'"
+            raise ValueError(f"global_pool='token' reads the class token; {way_out}")
+        self._check_size()
+
+    def _check_size(self) -> None:
+        patch = self.patch_size
+        wrong = not_multiples(self.train_size, patch)
+        if wrong:
             raise ValueError(
-                "global_pool='token' reads the class token; set class_token=True, or global_pool='avg'"
+                f"img_size={self.img_size} does not divide into patches of {patch}: {wrong}"
             )
-        if wrong := not_multiples(self.train_size, self.patch_size):
-            raise ValueError(
-                f"img_size={self.img_size} does not divide into patches of {self.patch_size}: {wrong}"
-            )
-        if (patches := math.prod(self.train_grid)) > LONGEST_CONTEXT:
-            size = f"{patches:,} patches of {self.patch_size}"
+        patches = math.prod(self.train_grid)
+        if patches > LONGEST_CONTEXT:
+            size = f"{patches:,} patches of {patch}"
             raise ValueError(f"img_size={self.img_size} has {size}; at most {LONGEST_CONTEXT:,}")
-        ends = self.in_chans * self.patch_size**2 + self.num_classes
-        check_parameters(self.dim * (ends + self.num_layers * (4 * self.dim + 3 * self.hidden_dim)))
+        ends = self.in_chans * patch**2 + self.num_classes
+        layer = 4 * self.dim + 3 * self.hidden_dim
+        check_parameters(self.dim * (ends + self.num_layers * layer))
 
     @property
     def train_size(self) -> tuple[int, int]:
         """(height, width) of the training images in pixels."""
-        return (self.img_size, self.img_size) if isinstance(self.img_size, int) else self.img_size
+        if isinstance(self.img_size, int):
+            return self.img_size, self.img_size
+        return self.img_size
 
     @property
     def train_grid(self) -> tuple[int, int]:
@@ -145,28 +184,29 @@ def not_multiples(sides: Sequence[int], patch: int) -> str:
     """For an error message: the sides that are no multiple of `patch`, and the nearest ones that
     are; "" where all are."""
     wrong = []
-    for side in sides:  # symbols while torch.export traces, which have no hash
+    # Symbols while torch.export traces, which have no hash.
+    for side in sides:
         if side < 1 or side % patch:
-            near = [
-                size for size in (side // patch * patch, (side // patch + 1) * patch) if size > 0
-            ]
-            wrong.append(
-                f"{side} is no multiple; the nearest sizes are {' and '.join(map(str, near))}"
-            )
+            below = side // patch * patch
+            nearest = [str(size) for size in (below, below + patch) if size > 0]
+            wrong.append(f"{side} is no multiple; the nearest sizes are {' and '.join(nearest)}")
     return "; ".join(dict.fromkeys(wrong))
 
 
 def _config(position: str, size: str, ssmax: bool) -> Options:
     options = OPTIONS.get((size, position)) or OPTIONS.get(("*", position), {})
-    return asdict(
-        VisionConfig(**SIZES[size], position=position, position_options=options, ssmax=ssmax)
+    config = VisionConfig(
+        **SIZES[size],
+        position=position,
+        position_options=options,
+        ssmax=ssmax,
     )
+    return asdict(config)
 
 
 def _build(**config: Any) -> ZooModel:
-    return load_modality("vision").model(
-        VisionConfig(**config)
-    )  # ImportError names the extra where timm is missing
+    # ImportError names the extra where timm is missing.
+    return load_modality("vision").model(VisionConfig(**config))
 
 
 FAMILY = ModelFamily("vision", _build, SIZES, _config, list_grid_positions, check_grid_position)

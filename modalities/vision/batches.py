@@ -169,8 +169,8 @@ class BatchMaker:
         if self.config.target == "label":
             return image, {"targets": label}
         objects = None if isinstance(label, int) else label
-        at = (random.random(), random.random())
-        window = window_on(image.size, objects or NO_OBJECTS, shape, at)
+        place = (random.random(), random.random())
+        window = window_on(image.size, objects or NO_OBJECTS, shape, place)
         unmarked = self.config.unmarked
         if objects and unmarked and random.random() < unmarked:
             window = window_off(image, objects, shape) or window

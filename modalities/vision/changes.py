@@ -13,17 +13,26 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from modalities.vision.objects import Objects
 from modalities.vision.rings import CHROMA
 
+
+def _blackened(image: Image.Image) -> Image.Image:
+    """Saturated pixels black."""
+    pixels = np.array(image)
+    pixels[np.ptp(pixels.astype(np.int16), axis=2) > CHROMA] = 0
+    return Image.fromarray(pixels)
+
+
 COLOURS: dict[str, Callable[[Image.Image], Image.Image]] = {
     "inverted": ImageOps.invert,
     "grey": lambda image: image.convert("L").convert("RGB"),
     "pastel": lambda image: ImageEnhance.Color(image).enhance(0.5),
-    "black-lines": lambda image: _blackened(image),
+    "black-lines": _blackened,
     "flat": lambda image: ImageEnhance.Contrast(image).enhance(0.5),
     "dark": lambda image: ImageEnhance.Brightness(image).enhance(0.5),
     "blurred": lambda image: image.filter(ImageFilter.GaussianBlur(1.0)),
 }
 SIZES = {"smaller": 0.85, "larger": 1.35}
-TURN = 30.0  # degrees
+# Degrees.
+TURN = 30.0
 CHANGES = (*COLOURS, *SIZES, "turned")
 
 
@@ -34,31 +43,29 @@ def changed(image: Image.Image, objects: Objects, name: str) -> tuple[Image.Imag
     if name in COLOURS:
         return COLOURS[name](image), objects
     if name in SIZES:
-        size = [round(side * SIZES[name]) for side in image.size]
-        scale = np.tile(np.divide(size, image.size), 2)
-        return image.resize((size[0], size[1]), Image.Resampling.BICUBIC), replace(
-            objects, boxes=objects.boxes * scale
-        )
+        width = round(image.width * SIZES[name])
+        height = round(image.height * SIZES[name])
+        scale = np.divide((width, height), image.size)
+        boxes = objects.boxes * np.tile(scale, 2)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        return image, replace(objects, boxes=boxes)
+    return _turned(image, objects)
+
+
+def _turned(image: Image.Image, objects: Objects) -> tuple[Image.Image, Objects]:
+    """By TURN, cut to the largest square without an empty corner; boxes become those around the
+    turned ones."""
     angle = math.radians(TURN)
-    side = min(image.size)
-    inner = int(side / (math.cos(angle) + math.sin(angle)))
-    middle = np.array(image.size) / 2
-    corner = (np.array(image.size) - inner) // 2
-    offset = objects.boxes[:, :2] + objects.boxes[:, 2:] / 2 - middle
-    turn = np.array(
-        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
-    )  # y points down
-    sizes = objects.boxes[:, 2:] @ np.abs(turn).T
-    boxes = np.hstack([offset @ turn.T + middle - sizes / 2 - corner, sizes])
+    size = np.array(image.size)
+    inner = int(min(image.size) / (math.cos(angle) + math.sin(angle)))
+    corner = (size - inner) // 2
+    offsets = objects.boxes[:, :2] + objects.boxes[:, 2:] / 2 - size / 2
+    # y points down.
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    box_sizes = objects.boxes[:, 2:] @ np.abs(turn).T
+    box_corners = offsets @ turn.T + size / 2 - box_sizes / 2 - corner
+    boxes = np.hstack([box_corners, box_sizes])
     left, top = corner.tolist()
-    image = image.rotate(TURN, Image.Resampling.BICUBIC).crop(
-        (left, top, left + inner, top + inner)
-    )
+    image = image.rotate(TURN, Image.Resampling.BICUBIC)
+    image = image.crop((left, top, left + inner, top + inner))
     return image, replace(objects, boxes=boxes).in_window((0, 0, inner, inner))
-
-
-def _blackened(image: Image.Image) -> Image.Image:
-    """Saturated pixels black."""
-    pixels = np.array(image)
-    pixels[np.ptp(pixels.astype(np.int16), axis=2) > CHROMA] = 0
-    return Image.fromarray(pixels)

@@ -27,9 +27,8 @@ from modalities.vision.sources import class_names
 from zoo.catalog import create_model
 from zoo.model import ZooModel
 
-MAP_WEIGHT = (
-    4.0  # weight of a map's loss relative to a picture's: most patches are background, soon known
-)
+# Weight of a map's loss relative to a picture's: most patches are background, soon known.
+MAP_WEIGHT = 4.0
 
 
 def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> ZooModel:
@@ -60,22 +59,22 @@ def loss(
     """
     logits = model(batch["images"]).float()
     targets = batch["targets"]
-    extra = torch.zeros(())
+    map_loss = torch.zeros(())
     if "maps" in batch:
-        prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
-        if logits.ndim != 3 or not prefix:
+        num_prefix: int = model.num_prefix_tokens  # type: ignore[attr-defined]
+        if logits.ndim != 3 or not num_prefix:
             way_out = "set model.options.global_pool='' and class_token=true"
             raise ValueError(
                 f"a target with a map needs logits of the class token and of every patch: {way_out}"
             )
-        patches = logits[:, prefix:]
-        here = at_patches(batch["maps"], patches.shape[1])
-        extra = MAP_WEIGHT * _counted(patches.flatten(0, 1), here.flatten())[0]
+        patches = logits[:, num_prefix:]
+        patch_targets = at_patches(batch["maps"], patches.shape[1])
+        map_loss = MAP_WEIGHT * _counted(patches.flatten(0, 1), patch_targets.flatten())[0]
         logits = logits[:, 0]
     if targets.is_floating_point():
         return F.cross_entropy(logits, targets), {}
     value, metrics = _counted(logits, targets)
-    return value + extra.to(value.device), metrics
+    return value + map_loss.to(value.device), metrics
 
 
 def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -84,8 +83,12 @@ def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]
     logits = logits[counted]
     targets = targets[counted]
     with torch.no_grad():
-        ranked = logits.topk(min(5, logits.shape[-1])).indices == targets[:, None]
-        metrics = {"top1": ranked[:, 0].float().mean(), "top5": ranked.any(dim=1).float().mean()}
+        best = logits.topk(min(5, logits.shape[-1])).indices
+        hits = best == targets[:, None]
+        metrics = {
+            "top1": hits[:, 0].float().mean(),
+            "top5": hits.any(dim=1).float().mean(),
+        }
     return F.cross_entropy(logits, targets), metrics
 
 
@@ -103,24 +106,26 @@ def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
     largest.
     """
     config = model.config
-    patch = model.config.patch_size
+    patch = config.patch_size
     shapes = data.train_shapes if data.shapes else [config.train_size]
-    counts = [
-        (height // patch) * (across // patch) + model.num_prefix_tokens for height, across in shapes
-    ]
-    others = ("prefix_tokens", "position_embedding", "head")
-    matrices = sum(
-        p.numel()
-        for name, p in model.named_parameters()
-        if p.ndim >= 2 and not name.startswith(others)
+    tokens = [(high // patch) * (wide // patch) + model.num_prefix_tokens for high, wide in shapes]
+    mean_tokens = sum(tokens) / len(tokens)
+    mean_pairs = sum(count**2 for count in tokens) / len(tokens)
+    other = ("prefix_tokens", "position_embedding", "head")
+    matrices = 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2 and not name.startswith(other):
+            matrices += parameter.numel()
+    flops = 6.0 * (matrices * mean_tokens + config.dim * config.num_classes)
+    flops += 12.0 * config.dim * mean_pairs * config.num_layers
+    numbers = activation_numbers(
+        config.num_layers,
+        config.dim,
+        4 * config.hidden_dim,
+        config.activation_checkpointing,
+        width,
     )
-    flops = 6.0 * (matrices * (sum(counts) / len(counts)) + config.dim * config.num_classes)
-    flops += (
-        12.0 * config.dim * (sum(tokens**2 for tokens in counts) / len(counts)) * config.num_layers
-    )
-    sizes = config.num_layers, config.dim, 4 * config.hidden_dim
-    layers = activation_numbers(*sizes, config.activation_checkpointing, width)
-    return Cost(1, flops, max(counts) * width * layers)
+    return Cost(1, flops, max(tokens) * width * numbers)
 
 
 MODALITY = Modality(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
@@ -45,7 +45,8 @@ from zoo.methods import (
 from zoo.model import ZooModel
 from zoo.positions import Positions
 
-ANY = "priorzoo_vision"  # timm's name of a model that has no other: its configuration is in its arguments
+# timm's name of a model that has no other: its configuration is in its arguments.
+ANY = "priorzoo_vision"
 FIRST_CONV = "patch_embed.proj"
 
 
@@ -59,31 +60,40 @@ class VisionBlock(nn.Module):
         ssmax = None
         if config.ssmax:
             ssmax = SSMax(
-                config.num_heads, train_context=tokens, causal=False, start=config.ssmax_start
+                config.num_heads,
+                train_context=tokens,
+                causal=False,
+                start=config.ssmax_start,
             )
-        attention = Attention(
-            dim, config.num_heads, prior=position.prior, rotary=position.rotary, ssmax=ssmax, lanes=config.lanes,
-            causal=False, scale_prior=config.scale_prior, bias=config.attention_bias,
-        )  # fmt: skip
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.attention = attention
-        self.attention_scale = (
-            LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
+        self.attention = Attention(
+            dim,
+            config.num_heads,
+            prior=position.prior,
+            rotary=position.rotary,
+            ssmax=ssmax,
+            lanes=config.lanes,
+            causal=False,
+            scale_prior=config.scale_prior,
+            bias=config.attention_bias,
         )
+        self.attention_scale = _layer_scale(config)
         self.mlp_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.mlp = (SwiGLU if config.mlp == "swiglu" else Mlp)(
-            dim, hidden_features=config.hidden_dim
-        )
-        self.mlp_scale = (
-            LayerScale(dim, config.init_values) if config.init_values else nn.Identity()
-        )
+        mlp = SwiGLU if config.mlp == "swiglu" else Mlp
+        self.mlp = mlp(dim, hidden_features=config.hidden_dim)
+        self.mlp_scale = _layer_scale(config)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, positions: Positions, *, kernel: str | Kernel = "auto") -> Tensor:
-        x = x + self.drop_path(
-            self.attention_scale(self.attention(self.attention_norm(x), positions, kernel=kernel))
-        )
+        attended = self.attention(self.attention_norm(x), positions, kernel=kernel)
+        x = x + self.drop_path(self.attention_scale(attended))
         return x + self.drop_path(self.mlp_scale(self.mlp(self.mlp_norm(x))))
+
+
+def _layer_scale(config: VisionConfig) -> nn.Module:
+    if config.init_values:
+        return LayerScale(config.dim, config.init_values)
+    return nn.Identity()
 
 
 class VisionTransformer(ZooModel):
@@ -101,7 +111,10 @@ class VisionTransformer(ZooModel):
         self.config = config
         self.num_classes = config.num_classes
         self.in_chans = config.in_chans
-        self.num_features = self.embed_dim = self.head_hidden_size = config.dim
+        # timm's three names of the width.
+        self.num_features = config.dim
+        self.embed_dim = config.dim
+        self.head_hidden_size = config.dim
         self.num_prefix_tokens = config.class_token + config.reg_tokens
         self.global_pool = config.global_pool
         self.grad_checkpointing = config.activation_checkpointing
@@ -111,37 +124,36 @@ class VisionTransformer(ZooModel):
         prefix = torch.zeros(1, self.num_prefix_tokens, config.dim)
         self.prefix_tokens = nn.Parameter(prefix) if self.num_prefix_tokens else None
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        positions = [_position(config, *methods[0], 0)]
-        self.position_embedding = positions[
-            0
-        ].embedding  # here for its place among the modules; settled below
         rates = [0.0] * config.num_layers
         if config.drop_path_rate:
-            rates = torch.linspace(
-                0, config.drop_path_rate, config.num_layers, device="cpu"
-            ).tolist()
+            rising = torch.linspace(0, config.drop_path_rate, config.num_layers, device="cpu")
+            rates = rising.tolist()
+        # Its place among the modules is before the layers; settled below, when all are made.
+        positions = [_position(config, *methods[0], 0)]
+        self.position_embedding = positions[0].embedding
         self.layers = nn.ModuleList([VisionBlock(config, positions[0], rates[0])])
-        for n, (method, rate) in enumerate(zip(methods[1:], rates[1:], strict=True), 1):
-            positions.append(_position(config, *method, n))
-            self.layers.append(VisionBlock(config, positions[-1], rate))
+        for layer in range(1, config.num_layers):
+            position = _position(config, *methods[layer], layer)
+            positions.append(position)
+            self.layers.append(VisionBlock(config, position, rates[layer]))
         if config.share_prior:
             share_prior([cast(VisionBlock, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, positions)
         self.config = replace(config, position_options=stored_options(config.position, positions))
         self.norm: nn.Module = nn.LayerNorm(config.dim, eps=1e-6)
-        self.pretrained_cfg = self.default_cfg = timm_cfg(config) | {"architecture": ANY}
-        self.head = (
-            nn.Linear(config.dim, config.num_classes) if config.num_classes else nn.Identity()
-        )
+        self.pretrained_cfg = timm_cfg(config) | {"architecture": ANY}
+        self.default_cfg = self.pretrained_cfg
+        self.head: nn.Module = nn.Identity()
+        if config.num_classes:
+            self.head = nn.Linear(config.dim, config.num_classes)
         self._init_weights()
 
     def _init_weights(self) -> None:
         # Of what enters the residual stream, this scales attention's output down with depth, not
         # timm's MLPs.
         start_weights(self, self.config.weight_init, depth=self.config.num_layers)
-        lecun_normal_(
-            self.patch_embed.proj.weight.flatten(1)
-        )  # a view: fan-in counts the patch's pixels
+        # A view, so that fan-in counts the patch's pixels.
+        lecun_normal_(self.patch_embed.proj.weight.flatten(1))
         nn.init.zeros_(cast(Tensor, self.patch_embed.proj.bias))
         if self.prefix_tokens is not None:
             nn.init.normal_(self.prefix_tokens, std=0.02)
@@ -149,8 +161,9 @@ class VisionTransformer(ZooModel):
 
     def _init_head(self) -> None:
         if self.num_classes:
-            trunc_normal_(self.head.weight, std=0.02)
-            nn.init.zeros_(cast(Tensor, self.head.bias))
+            head = cast(nn.Linear, self.head)
+            trunc_normal_(head.weight, std=0.02)
+            nn.init.zeros_(head.bias)
 
     def train_positions(self) -> Positions:
         return self.positions(*self.config.train_size)
@@ -169,7 +182,8 @@ class VisionTransformer(ZooModel):
         shape = self.config.train_size if size is None else (size, size)
         self.positions(*shape)
         try:
-            image = decode_image(Path(path).read_bytes())  # as in training
+            # As in training.
+            image = decode_image(Path(path).read_bytes())
         except BadImage as error:
             raise ValueError(f"{path}: {error}") from None
         return self.pixels(image, *shape)[None].to(next(self.parameters()))
@@ -184,16 +198,16 @@ class VisionTransformer(ZooModel):
         if logits.ndim == 2:
             if not self.config.class_token:
                 raise ValueError(
-                    "every patch has an answer, and the picture has none: the model has no class token"
+                    "every patch has an answer, and the picture has none: "
+                    "the model has no class token"
                 )
             logits = logits[0]
-        numbers = tuple(map(str, range(self.num_classes)))
-        names = self.class_names if len(self.class_names) == self.num_classes else numbers
+        names = self.class_names
+        if len(names) != self.num_classes:
+            names = tuple(str(label) for label in range(self.num_classes))
         shares = logits.double().softmax(-1)
-        return [
-            (names[label], shares[label].item())
-            for label in shares.argsort(descending=True, stable=True).tolist()
-        ]
+        order = shares.argsort(descending=True, stable=True).tolist()
+        return [(names[label], shares[label].item()) for label in order]
 
     def replaceable_parameters(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
@@ -202,9 +216,11 @@ class VisionTransformer(ZooModel):
         """Of an image of `height` × `width` pixels; ValueError where these are no multiples of the
         patch."""
         patch = self.config.patch_size
-        if wrong := not_multiples((height, width), patch):
+        wrong = not_multiples((height, width), patch)
+        if wrong:
             raise ValueError(
-                f"an image of {height} × {width} pixels does not divide into patches of {patch}: {wrong}"
+                f"an image of {height} × {width} pixels does not divide into patches of {patch}: "
+                f"{wrong}"
             )
         rows = height // patch
         columns = width // patch
@@ -213,23 +229,31 @@ class VisionTransformer(ZooModel):
     def forward_features(self, images: Tensor, *, kernel: str | Kernel = "auto") -> Tensor:
         """(B, T, C) after the last norm, from normalised images (B, in_chans, height, width)."""
         positions = self.positions(*images.shape[-2:])
-        x = self.patch_embed(
-            images.to(self.patch_embed.proj.weight.dtype)
-        )  # loaders give float32 to models in bf16
+        # Loaders give float32 to models in bf16.
+        x = self.patch_embed(images.to(self.patch_embed.proj.weight.dtype))
         if self.prefix_tokens is not None:
-            x = torch.cat([self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1), x], dim=1)
+            prefix = self.prefix_tokens.to(x.dtype).expand(x.shape[0], -1, -1)
+            x = torch.cat([prefix, x], dim=1)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, x)
-        layers = [cast(VisionBlock, layer) for layer in self.layers]
-        attentions = [layer.attention for layer in layers]
-        small = [part for one in attentions for part in (one.prior, one.ssmax) if part is not None]
-        with loaded(small) if is_offloaded(self.patch_embed) else nullcontext():
-            for layer in layers:
-                if self.grad_checkpointing and torch.is_grad_enabled() and self.training:
+        recompute = self.grad_checkpointing and torch.is_grad_enabled() and self.training
+        with self._small_parts_loaded():
+            for layer in self.layers:
+                if recompute:
                     x = checkpoint(layer, x, positions, use_reentrant=False, kernel=kernel)
                 else:
                     x = layer(x, positions, kernel=kernel)
         return self.norm(x)
+
+    def _small_parts_loaded(self) -> AbstractContextManager[object]:
+        """With offloaded parameters: the priors and SSMax of all layers are loaded at once."""
+        if not is_offloaded(self.patch_embed):
+            return nullcontext()
+        parts: list[nn.Module] = []
+        for layer in self.layers:
+            attention = cast(VisionBlock, layer).attention
+            parts += [part for part in (attention.prior, attention.ssmax) if part is not None]
+        return loaded(parts)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """(B, num_classes) logits from (B, T, C) features, or with `pre_logits` what is pooled, (B,
@@ -252,17 +276,15 @@ class VisionTransformer(ZooModel):
         if global_pool is not None:
             pools = ("", "avg", "token") if self.config.class_token else ("", "avg")
             if global_pool not in pools:
-                raise ValueError(
-                    f"global_pool={global_pool!r}; this model has {', '.join(map(repr, pools))}"
-                )
+                expected = ", ".join(repr(pool) for pool in pools)
+                raise ValueError(f"global_pool={global_pool!r}; this model has {expected}")
             self.global_pool = global_pool
         self.num_classes = num_classes
         self.class_names = ()
         self.config = replace(self.config, num_classes=num_classes, global_pool=self.global_pool)
-        like = self.patch_embed.proj.weight
-        self.head = (
-            nn.Linear(self.embed_dim, num_classes).to(like) if num_classes else nn.Identity()
-        )
+        self.head = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(self.embed_dim, num_classes).to(self.patch_embed.proj.weight)
         self._init_head()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -305,8 +327,12 @@ def timm_cfg(config: VisionConfig) -> dict[str, object]:
 
 def _position(config: VisionConfig, method: str, options: Options, layer: int) -> LayerPosition:
     depth = None if config.share_prior else (layer, config.num_layers)
-    grid = config.train_grid
-    size = {"dim": config.dim, "num_heads": config.num_heads}
     return create_grid_position(
-        method, **size, train_grid=grid, options=options, lanes=config.lanes, depth=depth
+        method,
+        dim=config.dim,
+        num_heads=config.num_heads,
+        train_grid=config.train_grid,
+        options=options,
+        lanes=config.lanes,
+        depth=depth,
     )

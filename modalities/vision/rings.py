@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-CHROMA = (
-    140  # largest less least of red, green and blue: backgrounds and ink of `scenes` stay below
-)
-RADII = range(15, 21)  # pixels
+# Largest less least of red, green and blue: backgrounds and ink of `scenes` stay below.
+CHROMA = 140
+# Pixels.
+RADII = range(15, 21)
 ANGLES = 48
 
 
@@ -20,7 +20,9 @@ def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
     (height, width, 3)."""
     height, width = pixels.shape[:2]
     saturated = np.ptp(pixels.astype(np.int16), axis=2) > CHROMA
-    near = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3)).any((2, 3))
+    # Within a pixel of a saturated one.
+    neighbours = np.lib.stride_tricks.sliding_window_view(np.pad(saturated, 1), (3, 3))
+    near = neighbours.any((2, 3))
     margin = max(RADII)
     padded = np.pad(near, margin).astype(np.uint8)
     best = -1
@@ -39,5 +41,8 @@ def ring_centre(pixels: np.ndarray) -> tuple[int, int]:
 @lru_cache(maxsize=len(RADII))
 def _circle(radius: int) -> tuple[tuple[int, int], ...]:
     """Whole (x, y) at ANGLES even angles."""
-    turns = (2 * math.pi * n / ANGLES for n in range(ANGLES))
-    return tuple((round(radius * math.cos(turn)), round(radius * math.sin(turn))) for turn in turns)
+    points = []
+    for n in range(ANGLES):
+        turn = 2 * math.pi * n / ANGLES
+        points.append((round(radius * math.cos(turn)), round(radius * math.sin(turn))))
+    return tuple(points)

@@ -1,9 +1,8 @@
-"""A user's DeepSpeed file: its numbers moved into the recipe, and what is left of it read by
-DeepSpeed's classes.
+"""A user's DeepSpeed file: its numbers move into the recipe, DeepSpeed's classes check the rest.
 
-The recipe's own optimiser and schedule train: `optimizer` and `scheduler` of a file say which, and
-their numbers. "auto", and whatever a file leaves out, is the recipe's value, or DeepSpeed's
-default.
+The recipe's optimiser and schedule train the model. `optimizer` and `scheduler` of a file say which
+they are, and their numbers. For "auto" and for what a file leaves out, the recipe's value holds, or
+DeepSpeed's default.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 from collections.abc import Iterator, KeysView
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from recipes.commands import ConfigError, replace_setting
 from zoo.errors import nearest
@@ -72,11 +71,19 @@ INSTEAD = {
 REFUSED = {
     # With it DeepSpeed would sum gradients over some ranks alone.
     "data_parallel_size": "follows from the ranks and train.sequence_parallel",
-    "compile": "is DeepCompile's section, not tried with priors and not served: train.compile=true compiles by torch.compile",
+    "compile": "is DeepCompile's section, not tried with priors and not served: "
+    "train.compile=true compiles by torch.compile",
 }
-Claim = tuple[
-    str, str, object
-]  # a key of the file, the recipe's setting that it gives a value, the value
+
+
+class Claim(NamedTuple):
+    """A value that the user's file gives to a setting of the recipe."""
+
+    # Of the file.
+    key: str
+    # Of the recipe.
+    setting: str
+    value: object
 
 
 def load_deepspeed_json(path: str) -> Json:
@@ -88,10 +95,10 @@ def load_deepspeed_json(path: str) -> Json:
 
 
 def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[str]) -> set[str]:
-    """Move what the file says about the recipe's quantities into the recipe; returns the settings
-    that it names.
+    """Move what the file says about the recipe's quantities into the recipe.
 
-    Changes both. ConfigError where the file contradicts itself or a --set (`overridden_keys`).
+    Changes both, and returns the settings that the file names. ConfigError where the file
+    contradicts itself or a --set (`overridden_keys`).
     """
     for key, reason in REFUSED.items():
         if key in user_config:
@@ -100,20 +107,20 @@ def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[st
         if not isinstance(user_config.get(name, {}), dict):
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
     _remove_auto(user_config)
-    claims: dict[str, tuple[str, object]] = {}
-    for key, setting, value in [
-        *_section_claims(user_config),
-        *_shared_claims(recipe, user_config),
-    ]:
-        old, (other, other_value) = (
-            attrgetter(setting)(recipe),
-            claims.setdefault(setting, (key, value)),
-        )
-        if other_value != value:
-            raise ConfigError(f"{FLAG}: {other}={other_value} and {key}={value} disagree; keep one")
-        if setting in overridden_keys and old != value:
-            means = f"{key} of {FLAG}, which means {setting}={value}"
-            raise ConfigError(f"--set {setting}={old} and {means}, disagree; keep one")
+    claims: dict[str, Claim] = {}
+    for claim in [*_section_claims(user_config), *_shared_claims(recipe, user_config)]:
+        key, setting, value = claim
+        first = claims.setdefault(setting, claim)
+        if first.value != value:
+            raise ConfigError(
+                f"{FLAG}: {first.key}={first.value} and {key}={value} disagree; keep one"
+            )
+        recipe_value = attrgetter(setting)(recipe)
+        if setting in overridden_keys and recipe_value != value:
+            raise ConfigError(
+                f"--set {setting}={recipe_value} and {key} of {FLAG}, which means "
+                f"{setting}={value}, disagree; keep one"
+            )
         replace_setting(recipe, setting, value, f"{FLAG}: {key}")
     return set(claims)
 
@@ -127,37 +134,53 @@ def _remove_auto(tree: Json) -> None:
 
 
 def _section_claims(user_config: Json) -> Iterator[Claim]:
-    """Claims of `optimizer` and `scheduler`, which leave the file; ConfigError for what has no
-    counterpart in a recipe."""
-    for name in [name for name in TYPES if name in user_config]:
-        section = user_config.pop(name)
-        types = TYPES[name]
-        known = PARAMETERS[name]
-        fixed = FIXED[name]
-        parameters = section.get("params", {})
-        if not isinstance(parameters, dict):
-            raise ConfigError(f"{FLAG}: {name}.params={parameters!r}: expected an object")
-        word = str(section.get("type"))
-        settings = {kind.lower(): settings for kind, settings in types.items()}.get(word.lower())
-        if settings is None:
-            near = nearest(word, types)
+    """Claims of `optimizer` and `scheduler`, which are removed from the file.
+
+    ConfigError for what has no counterpart in a recipe.
+    """
+    for name in TYPES:
+        if name in user_config:
+            section = user_config.pop(name)
+            yield from _type_claims(name, section)
+            yield from _parameter_claims(name, section)
+
+
+def _type_claims(name: str, section: Json) -> Iterator[Claim]:
+    """Claims that follow from the type of `optimizer` or `scheduler`."""
+    parameters = section.get("params", {})
+    if not isinstance(parameters, dict):
+        raise ConfigError(f"{FLAG}: {name}.params={parameters!r}: expected an object")
+    kind = str(section.get("type"))
+    settings_by_kind = {known.lower(): settings for known, settings in TYPES[name].items()}
+    if kind.lower() not in settings_by_kind:
+        near = nearest(kind, TYPES[name])
+        raise ConfigError(
+            f"{FLAG}: {name}.type={kind!r} has no counterpart in the recipe; {near}; "
+            f"{INSTEAD[name]}"
+        )
+    for setting, value in settings_by_kind[kind.lower()].items():
+        yield Claim(f"{name}.type", setting, value)
+
+
+def _parameter_claims(name: str, section: Json) -> Iterator[Claim]:
+    """Claims of the parameters of `optimizer` or `scheduler`."""
+    settings = PARAMETERS[name]
+    fixed = FIXED[name]
+    for key, value in section.get("params", {}).items():
+        path = f"{name}.params.{key}"
+        if key in settings:
+            if isinstance(value, list):
+                value = tuple(value)
+            yield Claim(path, settings[key], value)
+        elif key not in fixed:
+            near = nearest(key, settings)
             raise ConfigError(
-                f"{FLAG}: {name}.type={word!r} has no counterpart in the recipe; {near}; {INSTEAD[name]}"
+                f"{FLAG}: {path} has no counterpart in the recipe; {near}; {INSTEAD[name]}"
             )
-        yield from ((f"{name}.type", setting, value) for setting, value in settings.items())
-        for key, value in parameters.items():
-            path = f"{name}.params.{key}"
-            if key in known:
-                yield path, known[key], tuple(value) if isinstance(value, list) else value
-            elif key not in fixed:
-                near = nearest(key, known)
-                raise ConfigError(
-                    f"{FLAG}: {path} has no counterpart in the recipe; {near}; {INSTEAD[name]}"
-                )
-            elif value != fixed[key]:
-                raise ConfigError(
-                    f"{FLAG}: {path}={value!r}: expected {fixed[key]!r}, the recipe's, {INSTEAD[name]}"
-                )
+        elif value != fixed[key]:
+            raise ConfigError(
+                f"{FLAG}: {path}={value!r}: expected {fixed[key]!r}, the recipe's, {INSTEAD[name]}"
+            )
 
 
 def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
@@ -166,64 +189,77 @@ def _shared_claims(recipe: Recipe, user_config: Json) -> Iterator[Claim]:
         section, _, name = key.rpartition(".")
         values = user_config.get(section, {}) if section else user_config
         if name in values:
-            yield key, setting, values[name]
-    sections = {name: user_config.get(name, {}) for name in ("bf16", "fp16")}
-    enabled = {
-        name: section["enabled"] for name, section in sections.items() if "enabled" in section
-    }
-    for name, is_enabled in enabled.items():  # both enabled disagree
+            yield Claim(key, setting, values[name])
+    enabled = {}
+    for name in ("bf16", "fp16"):
+        section = user_config.get(name, {})
+        if "enabled" in section:
+            enabled[name] = section["enabled"]
+    # Where both are enabled, their claims disagree.
+    for name, is_enabled in enabled.items():
         if is_enabled:
-            yield f"{name}.enabled", "train.precision", name
+            yield Claim(f"{name}.enabled", "train.precision", name)
         elif not any(enabled.values()) and recipe.train.precision in (name, "auto"):
-            yield f"{name}.enabled", "train.precision", "fp32"
+            yield Claim(f"{name}.enabled", "train.precision", "fp32")
 
 
 def check_with_deepspeed(config: Json) -> None:
-    """ConfigError for a value that DeepSpeed's classes refuse, and for a key that they never look
-    at."""
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # nothing is computed
+    """Have DeepSpeed's classes read a configuration.
+
+    ConfigError for a value that they refuse, and for a key that they never look at.
+    """
+    # Nothing is computed, so no GPU is needed.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.utils import logger
     from pydantic import ValidationError
 
-    class OneRank:
-        def get_data_parallel_world_size(self) -> int:
-            return 1
-
-    # The batch equation of all ranks is `recipes.config.resolve_batch`'s; one rank alone does not
-    # read how many share tokens.
-    noting = _Noting(
-        {key: value for key, value in config.items() if key != "sequence_parallel_size"}
-    )
-    noting["train_batch_size"] = (
-        config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
-    )
+    recorder = _one_rank_config(config)
     level = logger.level
     logger.setLevel("ERROR")
     try:
-        DeepSpeedConfig(noting, mpu=OneRank())
+        DeepSpeedConfig(recorder, mpu=_OneRank())
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        detail = error.errors()[0]
+        place = ".".join(map(str, detail["loc"]))
         raise ConfigError(
-            f"{FLAG}: {noting.reads[-1]}: {place}={first['input']!r}: {first['msg']}"
+            f"{FLAG}: {recorder.reads[-1]}: {place}={detail['input']!r}: {detail['msg']}"
         ) from None
-    except (
-        Exception
-    ) as error:  # assertions and whatever a value of another type meets in DeepSpeed's code
-        raise ConfigError(f"{FLAG}: {noting.reads[-1]}: DeepSpeed refuses it: {error}") from None
+    except Exception as error:
+        # Assertions, and whatever a value of another type meets in DeepSpeed's code.
+        raise ConfigError(f"{FLAG}: {recorder.reads[-1]}: DeepSpeed refuses it: {error}") from None
     finally:
         logger.setLevel(level)
-    for key in noting:
-        if key not in noting.reads:
-            near = nearest(key, noting.reads)
+    for key in recorder:
+        if key not in recorder.reads:
+            near = nearest(key, recorder.reads)
             raise ConfigError(
                 f"{FLAG}: {key} is no key of DeepSpeed's, which would ignore it; {near}"
             )
 
 
-class _Noting(dict[str, object]):
-    """A dictionary that notes which keys are looked at, present or not."""
+class _OneRank:
+    """The part of a model-parallel unit that DeepSpeedConfig asks for."""
+
+    def get_data_parallel_world_size(self) -> int:
+        return 1
+
+
+def _one_rank_config(config: Json) -> _ReadRecorder:
+    """A configuration as one rank alone would have it.
+
+    `recipes.config.resolve_batch` checks the batch of all ranks. One rank alone does not read how
+    many share tokens.
+    """
+    recorder = _ReadRecorder(config)
+    recorder.pop("sequence_parallel_size", None)
+    micro_batch = config["train_micro_batch_size_per_gpu"]
+    recorder["train_batch_size"] = micro_batch * config["gradient_accumulation_steps"]
+    return recorder
+
+
+class _ReadRecorder(dict[str, object]):
+    """A dictionary that records which keys are looked at, present or not."""
 
     def __init__(self, values: Json) -> None:
         self.reads: list[str] = []
@@ -241,8 +277,9 @@ class _Noting(dict[str, object]):
         self.reads.append(str(key))
         return super().__contains__(key)
 
-    def keys(self) -> KeysView[str]:  # type: ignore[override]  # `key in config.keys()` looks at one of them
+    # `key in config.keys()` looks at one key: the view asks `__contains__`.
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
         return KeysView(self)
 
-    def __copy__(self) -> _Noting:
+    def __copy__(self) -> _ReadRecorder:
         return self

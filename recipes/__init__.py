@@ -4,6 +4,16 @@
 `priorzoo evaluate` measures it.
 """
 
-from recipes.config import find_recipe, list_recipes
+from recipes.recipe import Evaluate, Model, Optim, Recipe, Train
+from recipes.registry import Recipes, find_recipe, list_recipes
 
-__all__ = ["find_recipe", "list_recipes"]
+__all__ = [
+    "Evaluate",
+    "Model",
+    "Optim",
+    "Recipe",
+    "Recipes",
+    "Train",
+    "find_recipe",
+    "list_recipes",
+]

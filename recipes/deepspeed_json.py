@@ -11,14 +11,12 @@ import os
 from collections.abc import Iterator, KeysView
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from recipes.commands import ConfigError, replace_setting
+from recipes.recipe import Json, Recipe
 from zoo.errors import nearest
 from zoo.files import read_object
-
-if TYPE_CHECKING:
-    from recipes.config import Json, Recipe
 
 FLAG = "--deepspeed_config"
 
@@ -248,7 +246,7 @@ class _OneRank:
 def _one_rank_config(config: Json) -> _ReadRecorder:
     """A configuration as one rank alone would have it.
 
-    `recipes.config.resolve_batch` checks the batch of all ranks. One rank alone does not read how
+    `recipes.plan.resolve_batch` checks the batch of all ranks. One rank alone does not read how
     many share tokens.
     """
     recorder = _ReadRecorder(config)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from modalities.dna.config import DnaDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from recipes import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.files import data_folder
 
 RECIPES = Recipes("dna")

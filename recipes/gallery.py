@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 
 from modalities.prior_plot import prior_curves
 from recipes.commands import Console, call
-from recipes.config import Json
+from recipes.recipe import Json
 from zoo.catalog import create_model, manifest
 from zoo.files import write_text
 

@@ -27,7 +27,8 @@ import typer
 
 from modalities.contract import Modality, find_modality
 from recipes.commands import CommandError, Console, call
-from recipes.config import Json, find_recipe
+from recipes.recipe import Json
+from recipes.registry import find_recipe
 from recipes.runs import load_run
 from zoo.catalog import create_model, import_named, load_model, model_entry, weights_entry
 from zoo.cli import Import

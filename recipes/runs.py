@@ -43,7 +43,8 @@ import torch
 from modalities.contract import find_modality
 from modalities.figures import save_figure
 from recipes.commands import ConfigError, warn
-from recipes.config import Json, Plan
+from recipes.plan import Plan
+from recipes.recipe import Json
 from zoo.catalog import verified_file
 from zoo.errors import one_line
 from zoo.files import (

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from modalities.text.data import TextDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from recipes import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.errors import Options
 from zoo.files import data_folder
 from zoo.methods import pinned_context

@@ -55,9 +55,12 @@ from recipes.commands import (
     lasting_output,
     short,
 )
-from recipes.config import Json, Plan, apply_overrides, installed_recipes, open_recipe, resolve
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
+from recipes.plan import Plan, resolve
+from recipes.recipe import Json
+from recipes.registry import installed_recipes, open_recipe
 from recipes.runs import RunFolder, load_weights, loadable, own_run
+from recipes.settings import apply_overrides
 from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import printable, require

@@ -32,7 +32,8 @@ import typer
 from modalities.results import file_safe
 from recipes import evaluate as evaluation
 from recipes.commands import CommandError, call, handled_signals
-from recipes.config import apply_overrides, open_recipe
+from recipes.registry import open_recipe
+from recipes.settings import apply_overrides
 from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import require

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from modalities.vision.config import VisionDataConfig
-from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from recipes import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.errors import Options
 from zoo.files import data_folder
 

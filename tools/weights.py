@@ -32,8 +32,8 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
 )  # so that a plain `python tools/…` finds the project
 
-from recipes.config import find_recipe
 from recipes.hub import published_card
+from recipes.registry import find_recipe
 from zoo.catalog import RELEASE, WEIGHTS
 from zoo.cli import call
 from zoo.files import file_sha256, replacing, write_json, write_text

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from recipes import verify
-from recipes.config import ConfigError, find_recipe, resolve
+from recipes.commands import ConfigError
+from recipes.plan import resolve
+from recipes.registry import find_recipe
 from recipes.runs import (
     FACTS,
     RunFolder,

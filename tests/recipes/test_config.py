@@ -7,9 +7,11 @@ import re
 import pytest
 
 from recipes import find_recipe
-from recipes.config import ConfigError, apply_overrides, resolve, resolve_batch
+from recipes.commands import ConfigError
 from recipes.deepspeed_json import check_with_deepspeed
 from recipes.estimate import schedule_in_words
+from recipes.plan import resolve, resolve_batch
+from recipes.settings import apply_overrides
 from tests.refusals import refuses
 
 

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from recipes import find_recipe
-from recipes.config import ConfigError, apply_overrides, open_recipe, resolve
+from recipes.commands import ConfigError
+from recipes.plan import resolve
+from recipes.registry import open_recipe
+from recipes.settings import apply_overrides
 from tests.refusals import refuses
 from zoo import create_model
 
@@ -41,9 +44,7 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     (folder / "given.py").write_text(GIVEN)
     (folder / "wrong.py").write_text("import nowhere_to_be_found")
-    (folder / "returns.py").write_text(
-        "from recipes.config import Recipe\ndef f() -> Recipe: return 3"
-    )
+    (folder / "returns.py").write_text("from recipes import Recipe\ndef f() -> Recipe: return 3")
     return folder
 
 

@@ -12,9 +12,11 @@ from torch import nn
 from modalities.contract import find_modality
 from modalities.text.data import RowMix
 from recipes import find_recipe, list_recipes
-from recipes.config import ConfigError, Model, Optim, resolve
+from recipes.commands import ConfigError
 from recipes.engine import lr_factor, parameter_groups
 from recipes.estimate import build_on_meta, describe, memory_per_rank
+from recipes.plan import resolve
+from recipes.recipe import Model, Optim
 from zoo import create_model, list_models
 from zoo.layers import SSMax
 from zoo.priors import Prior

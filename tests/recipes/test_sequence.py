@@ -15,9 +15,12 @@ from torch import Tensor, nn
 import zoo.sequence
 from modalities.decoder import causal_lm_loss
 from modalities.text import build_model as build
-from recipes.config import ConfigError, apply_overrides, find_recipe, resolve
+from recipes.commands import ConfigError
 from recipes.engine import sequence_group
 from recipes.estimate import describe
+from recipes.plan import resolve
+from recipes.registry import find_recipe
+from recipes.settings import apply_overrides
 from recipes.train import main
 from tests.ranks import Ranks
 from tests.recipes.test_train import same

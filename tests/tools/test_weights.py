@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from modalities.contract import find_modality
-from recipes.config import find_recipe
+from recipes.registry import find_recipe
 from tools import gpu, weights
 from zoo.adapters import find_folder
 from zoo.catalog import create_model, list_models, manifest

@@ -1,4 +1,4 @@
-from recipes.config import Evaluate, Model, Optim, Recipe, Recipes, Train
+from recipes import Evaluate, Model, Optim, Recipe, Recipes, Train
 from toy.data import ToyData
 
 RECIPES = Recipes("toy")

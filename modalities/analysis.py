@@ -22,8 +22,10 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads, visible
+from zoo.attention.call import AttentionCall, exempt_sinks
 from zoo.attention.dispatch import Observer
+from zoo.attention.heads import repeat_heads
+from zoo.attention.masks import visible
 from zoo.model import ZooModel
 from zoo.priors.tables import bias_block
 
@@ -193,7 +195,7 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
             + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
         )
     if call.sinks:
-        prior = call.exempt_sinks(prior, slice(None), slice(start, stop))
+        prior = exempt_sinks(call, prior, slice(None), slice(start, stop))
     if call.query_scale is not None:
         scale = call.query_scale[:, :, start:stop, None].double()
         content = content * scale

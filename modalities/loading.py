@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from zoo.attention.base import single_documents
+from zoo.attention.masks import single_documents
 
 Batch = dict[str, torch.Tensor]
 Arrays = Mapping[str, torch.Tensor | np.ndarray]  # a batch as it comes from a worker

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import fold_lanes
 from zoo.attention.dispatch import prior_attention
+from zoo.attention.heads import fold_lanes
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, norms
 from zoo.attention.sdpa import FEWEST_KEYS
 from zoo.attention.toeplitz import FUSED

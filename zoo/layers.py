@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Kernel
+from zoo.attention.call import Kernel
 from zoo.attention.dispatch import prior_attention
 from zoo.decoding import LayerCache
 from zoo.errors import Options, check_flags, check_number, check_whole, nearest

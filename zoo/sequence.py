@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from zoo.attention.base import repeat_heads
 from zoo.attention.dispatch import prior_attention
+from zoo.attention.heads import repeat_heads
 from zoo.positions import Positions
 from zoo.priors.base import Prior, TablePrior, prior_device
 

@@ -19,7 +19,9 @@ from modalities.contract import Cost
 from modalities.cost import activation_numbers
 from modalities.decoder.tokenizers import save_copy, use_copy
 from modalities.starts import check_start, deviation, start_weights
-from zoo.attention.base import Kernel, has_values, single_documents
+from zoo.attention.call import Kernel
+from zoo.attention.masks import single_documents
+from zoo.attention.tracing import has_values
 from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest

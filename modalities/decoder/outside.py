@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
 from zoo.adapters import ADAPTER, is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall
 from zoo.attention.dispatch import Observer
 from zoo.files import read_tensors
 from zoo.positions import Positions

@@ -33,7 +33,7 @@ from modalities.starts import start_weights
 from modalities.vision.architectures import Options, VisionConfig, not_multiples
 from modalities.vision.errors import BadImage
 from modalities.vision.images import decode_image, preprocess
-from zoo.attention.base import Kernel
+from zoo.attention.call import Kernel
 from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
 from zoo.methods import (
     LayerPosition,

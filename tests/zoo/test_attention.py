@@ -16,7 +16,7 @@ from tests.zoo.priors_table import CASES as PRIOR_CASES
 from tests.zoo.priors_table import GRID, WIDTH, make
 from zoo import Positions, create_prior
 from zoo.attention import KERNELS, prior_attention
-from zoo.attention.base import AttentionCall, Kernel, spread_gain
+from zoo.attention.call import AttentionCall, Kernel, spread_gain
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
 from zoo.priors.base import RelativeTable

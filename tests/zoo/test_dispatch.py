@@ -23,9 +23,10 @@ from tests.zoo.priors_table import make
 from tests.zoo.test_attention import CASES, build, evaluate, terms_of
 from zoo import Positions, prior_attention
 from zoo.attention import KERNELS, Kernel
-from zoo.attention.base import AttentionCall, needs_mask
+from zoo.attention.call import AttentionCall
 from zoo.attention.dispatch import MaskWarning, choose_kernel
 from zoo.attention.flash import PACKAGES, FlashKernel, find_package
+from zoo.attention.masks import needs_mask
 from zoo.attention.triton import TritonKernel
 from zoo.priors.base import RelativeTable
 from zoo.priors.tables import BlockedBias

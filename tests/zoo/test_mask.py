@@ -22,8 +22,10 @@ from tests.zoo.test_attention import (
     with_gradients,
 )
 from zoo.attention import KERNELS, prior_attention, skipped_share
-from zoo.attention.base import AttentionCall, Kernel, repeat_heads, visible
+from zoo.attention.call import AttentionCall, Kernel
 from zoo.attention.dispatch import choose_kernel
+from zoo.attention.heads import repeat_heads
+from zoo.attention.masks import visible
 from zoo.priors.terms import PriorTerms
 
 SHAPES = {"shared": (1, 1), "by row": (2, 1), "by head": (1, HEADS), "by both": (2, HEADS)}

@@ -14,7 +14,7 @@ from tests.zoo.priors_table import make
 from zoo import Positions, prior_attention
 from zoo.attention import reach as planning
 from zoo.attention import skipped_share, skipping
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall, fold_keys, fold_queries
 from zoo.attention.dispatch import choose_kernel
 from zoo.attention.reach import find_reach
 from zoo.attention.reference import attend as oracle
@@ -122,7 +122,7 @@ def reach_of(call: AttentionCall) -> planning.Reach:
     with torch.no_grad():
         table = table.double() if mask is None else table.double() + mask
         scale = call.query_scale if call.table is not None else None
-        return find_reach(call, call.queries, call.keys, table, scale, ROWS)
+        return find_reach(call, fold_queries(call), fold_keys(call), table, scale, ROWS)
 
 
 def weights_of(call: AttentionCall) -> Tensor:
@@ -166,7 +166,10 @@ def kernel_skips(call: AttentionCall) -> bool:
     with torch.no_grad():
         table = _reversed_table(call)
         scale = call.query_scale if call.table is not None else None
-        return SKIPPING.find_reach(call, call.queries, call.keys, table, scale)[0] is not None
+        return (
+            SKIPPING.find_reach(call, fold_queries(call), fold_keys(call), table, scale)[0]
+            is not None
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

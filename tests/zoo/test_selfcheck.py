@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.attention import KERNELS, selfcheck
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall
 from zoo.attention.reference import ReferenceKernel
 from zoo.attention.selfcheck import check_kernel, find_distrust
 from zoo.priors.terms import PriorTerms

@@ -24,7 +24,8 @@ from tests.zoo.test_attention import (
 from tests.zoo.test_reach import SKIPPING, WHOLE, decaying
 from zoo import Positions, create_model, create_prior, prior_attention
 from zoo.attention import KERNELS, skipping, triton
-from zoo.attention.base import AttentionCall, visible
+from zoo.attention.call import AttentionCall
+from zoo.attention.masks import visible
 from zoo.attention.triton import TritonKernel
 from zoo.layers import Attention
 from zoo.methods import create_grid_position, create_position

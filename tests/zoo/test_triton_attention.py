@@ -14,7 +14,7 @@ from tests.zoo.priors_table import GRID, LINE, WIDTH, causal_modes, make
 from tests.zoo.test_attention import CASES, HEADS, UNUSED, build, evaluate
 from zoo import KVCache, Positions, prior_attention
 from zoo.attention import KERNELS, triton
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall
 from zoo.attention.triton import TritonKernel, common
 from zoo.catalog import create_model
 from zoo.methods import list_positions

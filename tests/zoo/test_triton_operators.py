@@ -15,7 +15,7 @@ from tests.zoo.priors_table import make
 from tests.zoo.test_attention import Case, build, terms_of
 from zoo import Positions
 from zoo.attention import triton
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall
 from zoo.catalog import create_model
 
 pytest.importorskip("triton")

@@ -17,7 +17,8 @@ from zoo import Positions
 
 common = pytest.importorskip("zoo.attention.triton.common", reason="needs Triton")
 from zoo.attention import triton  # noqa: E402
-from zoo.attention.base import AttentionCall, visible  # noqa: E402
+from zoo.attention.call import AttentionCall  # noqa: E402
+from zoo.attention.masks import visible  # noqa: E402
 from zoo.attention.triton.common import Operands  # noqa: E402
 from zoo.attention.triton.op import operands  # noqa: E402
 from zoo.attention.triton.plan import Plan, make_plan, skipped_share  # noqa: E402

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.attention import prior_attention
-from zoo.attention.base import Kernel
+from zoo.attention.call import Kernel
 from zoo.attention.sinks import by_group, first_keys
 from zoo.errors import Options
 from zoo.layers import SSMax, is_offloaded, loaded

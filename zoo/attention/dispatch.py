@@ -10,20 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from zoo.attention.base import (
-    AttentionCall,
-    Kernel,
-    bad_keys,
-    check_call,
-    has_values,
-    needs_mask,
-    single_documents,
-    spread_gain,
-    traced_as_constant,
-)
+from zoo.attention.call import AttentionCall, Kernel, spread_gain
+from zoo.attention.checks import check_call
+from zoo.attention.masks import bad_keys, needs_mask, single_documents
 from zoo.attention.reach import SKIPS, TALLY, Tally
 from zoo.attention.sdpa import SdpaKernel
 from zoo.attention.toeplitz import ToeplitzKernel
+from zoo.attention.tracing import has_values, traced_as_constant
 from zoo.errors import did_you_mean
 from zoo.positions import document_starts
 from zoo.priors.terms import PriorTerms

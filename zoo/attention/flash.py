@@ -19,15 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zoo.attention.base import (
-    AttentionCall,
-    cuda_capability,
-    needs_mask,
-    pad_heads,
-    refuses_matrix,
-    repeat_heads,
-    traced_as_constant,
-)
+from zoo.attention.call import AttentionCall, fold_keys, fold_queries
+from zoo.attention.heads import pad_heads, repeat_heads
+from zoo.attention.masks import needs_mask, refuses_matrix
+from zoo.attention.tracing import cuda_capability, traced_as_constant
 from zoo.positions import document_starts
 
 WIDEST = 256
@@ -117,8 +112,8 @@ class FlashKernel:
         multiple of 8."""
         num_heads = call.q.shape[1]
         width = call.v.shape[-1]
-        q = call.queries
-        k = call.keys
+        q = fold_queries(call)
+        k = fold_keys(call)
         v = call.v
         if k.shape[1] != v.shape[1]:
             k = repeat_heads(k, num_heads)

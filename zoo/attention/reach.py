@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads
+from zoo.attention.call import AttentionCall
+from zoo.attention.heads import repeat_heads
 from zoo.positions import slices
 
 LEFT_OUT = 2.0**-25  # of a row's sum, at most, on either side

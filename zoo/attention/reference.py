@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall, repeat_heads, visible
+from zoo.attention.call import AttentionCall, exempt_sinks, sink_logits
+from zoo.attention.heads import repeat_heads
+from zoo.attention.masks import visible
 from zoo.priors.tables import whole_bias
 
 
@@ -44,13 +46,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         prior = prior + call.table.dense().to(wide)
     if call.terms.bias is not None:
         prior = prior + whole_bias(call.terms.bias).to(wide)
-    logits = logits + (call.exempt_sinks(prior, slice(None), slice(None)) if call.sinks else prior)
+    logits = logits + (exempt_sinks(call, prior, slice(None), slice(None)) if call.sinks else prior)
     if call.query_scale is not None:
         logits = logits * call.query_scale.to(wide)[..., None]
     mask = visible(call)
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
-    if (sink := call.sink_logits) is not None:
+    if (sink := sink_logits(call)) is not None:
         weights = torch.cat([sink.expand(*logits.shape[:3], 1), logits], dim=-1).softmax(-1)[
             ..., 1:
         ]

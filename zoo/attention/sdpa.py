@@ -12,18 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from zoo.attention.base import (
+from zoo.attention.call import (
     ALIGNMENT,
     AttentionCall,
-    Workspace,
     aligned,
-    bad_keys,
-    needs_grad,
-    needs_mask,
-    pad_heads,
-    repeat_heads,
-    visible,
+    exempt_sinks,
+    fold_keys,
+    fold_queries,
+    sink_level,
+    sink_logits,
 )
+from zoo.attention.heads import pad_heads, repeat_heads
+from zoo.attention.masks import bad_keys, needs_mask, visible
+from zoo.attention.tracing import needs_grad
+from zoo.attention.workspace import Workspace
 from zoo.positions import slices
 from zoo.priors.base import without_autocast
 from zoo.priors.tables import BlockedBias, UnrolledTable, bias_block
@@ -61,11 +63,11 @@ class SdpaKernel:
         # scale.
         rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
         if rounded and call.terms.q_lanes is not None and needs_grad(call.query_scale):
-            out = self._attend(call, call.queries.float(), call.keys.float(), call.v.float()).to(
-                call.q.dtype
-            )
+            out = self._attend(
+                call, fold_queries(call).float(), fold_keys(call).float(), call.v.float()
+            ).to(call.q.dtype)
         else:
-            out = self._attend(call, call.queries, call.keys, call.v)
+            out = self._attend(call, fold_queries(call), fold_keys(call), call.v)
         return out[:, :, columns]
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -215,7 +217,9 @@ def _mask(
     if call.sinks and (
         bias is not None or call.terms.q_lanes is not None or call.terms.of_sinks is not None
     ):
-        bias = call.exempt_sinks(call.level.new_zeros(last) if bias is None else bias, heads, block)
+        bias = exempt_sinks(
+            call, sink_level(call).new_zeros(last) if bias is None else bias, heads, block
+        )
     if bias is None and bad is None and call.terms.sink is None:
         return shown
     if bias is not None and call.query_scale is not None:
@@ -232,7 +236,7 @@ def _mask(
         bias = torch.zeros(1, 1, block.stop - block.start, last, dtype=wide, device=call.q.device)
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
-    if (sink := call.sink_logits) is not None:
+    if (sink := sink_logits(call)) is not None:
         sink = sink[:, heads, block].to(wide)
         shape = max(len(bias), len(sink)), *sink.shape[1:3], -1
         bias = torch.cat([sink.expand(shape), bias.to(wide).expand(shape)], dim=-1)

@@ -20,7 +20,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import AttentionCall, Kernel
+from zoo.attention.call import AttentionCall, Kernel
 from zoo.attention.reference import ReferenceKernel
 from zoo.positions import Positions
 from zoo.priors import create_prior

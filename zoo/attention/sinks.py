@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from zoo.attention.base import AttentionCall
+from zoo.attention.call import AttentionCall, key_positions, sink_level, sink_logits
 from zoo.positions import Positions
 from zoo.priors.tables import BlockedBias
 from zoo.priors.terms import PriorTerms
@@ -41,7 +41,7 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
         )
     if not call.sinks:
         out, lse = attend(call)
-        sink = call.sink_logits
+        sink = sink_logits(call)
         return out if sink is None else (out * _share(lse, sink)).to(out.dtype)
     near, near_lse = _attend_sinks(call)
     if call.segments is None:
@@ -94,12 +94,12 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     width = call.q.shape[-1]
     q = call.q.to(wide) / math.sqrt(width)
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
-    start = None if call.segments is None else row[:, 0] - call.places[:, call.offset :]
+    start = None if call.segments is None else row[:, 0] - key_positions(call)[:, call.offset :]
     k, v = (first_keys(x, start, call.sinks) for x in (call.k[..., -width:], call.v))
     place = torch.arange(call.sinks, device=q.device) + (
         0 if start is None else start[..., None]
     )  # ([B, T,] sinks)
-    logits = by_group(q, k.to(wide).transpose(-1, -2)) + call.level
+    logits = by_group(q, k.to(wide).transpose(-1, -2)) + sink_level(call)
     if call.terms.of_sinks is not None:
         logits = logits + call.terms.of_sinks
     if call.query_scale is not None:
@@ -108,7 +108,7 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
         logits = logits.masked_fill((place > row).view(-1, 1, *logits.shape[2:]), -math.inf)
     near = by_group(logits.softmax(-1), v.to(wide))
     lse = logits.logsumexp(-1)
-    sink = call.sink_logits
+    sink = sink_logits(call)
     return (near, lse) if sink is None else (near * _share(lse, sink), lse.logaddexp(sink[..., 0]))
 
 

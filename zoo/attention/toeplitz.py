@@ -23,20 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.base import (
-    ALIGNMENT,
-    AttentionCall,
-    Workspace,
-    aligned,
-    has_values,
-    needs_mask,
-    pad_heads,
-    refuses_matrix,
-    repeat_heads,
-    single_documents,
-)
+from zoo.attention.call import ALIGNMENT, AttentionCall, aligned, fold_keys, fold_queries
+from zoo.attention.heads import pad_heads, repeat_heads
+from zoo.attention.masks import needs_mask, refuses_matrix, single_documents
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.attention.sinks import attend_with_sinks
+from zoo.attention.tracing import has_values
+from zoo.attention.workspace import Workspace
 from zoo.positions import document_starts
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -92,8 +85,8 @@ class ToeplitzKernel:
     def _attend(self, call: AttentionCall, wants_lse: bool) -> tuple[Tensor, Tensor]:
         num_heads = call.q.shape[1]
         width = call.v.shape[-1]
-        queries = call.queries
-        keys = call.keys
+        queries = fold_queries(call)
+        keys = fold_keys(call)
         values = call.v
         if keys.shape[-1] != width:  # the fused kernel has one width for all three
             widest = max(keys.shape[-1], width)
@@ -170,7 +163,7 @@ class ToeplitzKernel:
         this call."""
         scale = call.query_scale if call.table else None
         _, left_out, whole = self.find_reach(
-            call, call.queries, call.keys, _reversed_table(call), scale
+            call, fold_queries(call), fold_keys(call), _reversed_table(call), scale
         )
         return left_out / whole
 

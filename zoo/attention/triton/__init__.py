@@ -15,17 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from zoo.attention.base import (
-    AttentionCall,
-    cuda_capability,
-    has_values,
-    needs_grad,
-    refuses_matrix,
-    repeat_heads,
-    traced_as_constant,
-)  # fmt: skip
+from zoo.attention.call import AttentionCall, fold_keys, fold_unscaled_queries
+from zoo.attention.heads import repeat_heads
+from zoo.attention.masks import refuses_matrix
 from zoo.attention.reach import SKIPS
 from zoo.attention.sinks import attend_with_sinks
+from zoo.attention.tracing import cuda_capability, has_values, needs_grad, traced_as_constant
 from zoo.priors.tables import FusedTable
 
 __all__ = ["TRITON", "TritonKernel", "skipped_share"]
@@ -190,8 +185,8 @@ def _constant_from(call: AttentionCall) -> int:
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """q, k, v with equal numbers of key heads, the row scale, and document ids, as the kernels take
     them."""
-    q = call.unscaled
-    k = call.keys
+    q = fold_unscaled_queries(call)
+    k = fold_keys(call)
     v = call.v
     if k.shape[1] != v.shape[1]:
         groups = max(k.shape[1], v.shape[1])

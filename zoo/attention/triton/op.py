@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.attention.base import has_values
+from zoo.attention.tracing import has_values
 from zoo.attention.triton import common
 from zoo.attention.triton.backward import attention_backward, output_gradient
 from zoo.attention.triton.common import Geometry, Operands, cdiv, last_axis_contiguous

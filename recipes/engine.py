@@ -1,5 +1,4 @@
-"""Ranks and the engine: start them, initialise DeepSpeed, step, save, resume, export; optimisers
-and rates.
+"""Ranks and the engine: start, step, save, resume and export with DeepSpeed; optimisers and rates.
 
 train.py never uses DeepSpeed itself.
 """
@@ -18,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
-from unittest.mock import patch
 
 import torch
 from safetensors import SafetensorError
@@ -41,9 +39,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: 0 ≤ rank < world, its device, and its share of the cores that this
-    machine's ranks may use.
+    """This process among all: 0 ≤ rank < world, with its device.
 
+    cores: this rank's share of the cores that this machine's ranks may use.
     shared: consecutive ranks that share samples, a part of each line for each; `group` and `groups`
     count those as one.
     """
@@ -83,33 +81,59 @@ def start(*, verbose: bool = False) -> Ranks:
     cuda = wants_cuda()
     if not cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if (
-        not {"RANK", "WORLD_SIZE"} & os.environ.keys()
-    ):  # plain python: what a launcher would have set
+    rank, world, local_rank = _rank_numbers()
+    cores = _cores_per_rank(world)
+    # Oversubscribed cores slow all ranks.
+    if not cuda and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores)
+    _import_deepspeed(compile_muon=cuda, verbose=verbose)
+    import deepspeed
+
+    if not torch.distributed.is_initialized():
+        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
+    device = torch.device("cpu")
+    if cuda:
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    return Ranks(rank, world, local_rank, device, cores)
+
+
+def _rank_numbers() -> tuple[int, int, int]:
+    """(rank, world, local rank) from the environment; ConfigError where only some are in it."""
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        # Plain python: what a launcher would have set for one rank.
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    words = {
-        name: os.environ.get(name, "(not set)") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
-    rank, world, local_rank = (int(word) if word.isdecimal() else -1 for word in words.values())
-    if min(rank, local_rank) < 0 or rank >= world:
-        facts = ", ".join(f"{name}={word}" for name, word in words.items())
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    words = {name: os.environ.get(name, "(not set)") for name in names}
+    rank, world, local_rank = [int(word) if word.isdecimal() else -1 for word in words.values()]
+    if rank < 0 or local_rank < 0 or rank >= world:
+        settings = ", ".join(f"{name}={word}" for name, word in words.items())
         raise ConfigError(
-            f"{facts} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a launcher"
+            f"{settings} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a "
+            "launcher"
         )
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    if cores == os.cpu_count() or os.environ.get("OMP_NUM_THREADS") != str(
-        cores
-    ):  # not bound by the launcher
-        cores = max(
-            1,
-            cores
-            // int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world),
-        )
-    if not cuda and "OMP_NUM_THREADS" not in os.environ:  # oversubscribed cores slow all ranks
-        torch.set_num_threads(cores)
+    return rank, world, local_rank
+
+
+def _cores_per_rank(world: int) -> int:
+    """Cores that this rank may use: all that a launcher bound it to, else its share of the
+    machine's."""
+    machine = os.cpu_count()
+    cores = machine or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    bound = cores != machine and os.environ.get("OMP_NUM_THREADS") == str(cores)
+    if bound:
+        return cores
+    # torchrun's and DeepSpeed's names for the number of ranks of this machine.
+    local_world = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world
+    return max(1, cores // int(local_world))
+
+
+def _import_deepspeed(*, compile_muon: bool, verbose: bool) -> None:
+    """Import DeepSpeed so that it compiles nothing on the CPU, and logs only errors unless
+    verbose."""
     if not verbose:
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings(
@@ -118,22 +142,25 @@ def start(*, verbose: bool = False) -> Ranks:
     import deepspeed
     from deepspeed.ops import __compatible_ops__
 
-    __compatible_ops__["deepspeed_shm_comm"] = (
-        False  # or the first CPU run compiles it, for a minute and more
-    )
-    if not cuda:  # nor does it compile Muon's update, which takes longer than it saves
-        from deepspeed.runtime import compiler
-
-        with patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
-            import deepspeed.runtime.zero.muon.muon_optimizer
+    # Else the first run on the CPU compiles it, for a minute and more.
+    __compatible_ops__["deepspeed_shm_comm"] = False
+    if not compile_muon:
+        _import_muon_uncompiled()
     if not verbose:
         deepspeed.utils.logger.setLevel("ERROR")
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
-    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    return Ranks(rank, world, local_rank, device, cores)
+
+
+def _import_muon_uncompiled() -> None:
+    """Import Muon with an update that is not compiled: compiling takes longer than it saves on the
+    CPU. DeepSpeed has no option for it."""
+    from deepspeed.runtime import compiler
+
+    decorator_factory = compiler.compile
+    compiler.compile = lambda: compiler.dummy_decorator
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = decorator_factory
 
 
 def stop() -> None:
@@ -152,14 +179,20 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # the reader of a pipe is gone, or the stream is closed
-            code = code or 120  # Python's own exit status for a failed flush
+        except (OSError, ValueError):
+            # The reader of a pipe is gone, or the stream is closed. 120 is Python's own exit status
+            # for a failed flush.
+            if code == 0:
+                code = 120
     os._exit(code)
 
 
 def check_sequence(model: ZooModel, size: int) -> None:
     """ConfigError with the reason where `size` ranks cannot share the model's lines."""
-    if size > 1 and (reason := model.refuses_sequence(size)):
+    if size == 1:
+        return
+    reason = model.refuses_sequence(size)
+    if reason:
         raise ConfigError(f"train.sequence_parallel={size}: {reason}; expected 1, or another model")
 
 
@@ -199,16 +232,18 @@ class Engine:
             model.sequence = sequence_group(ranks.shared)
         optimizer = create_optimizer(model, optim)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: lr_factor(step, optim, steps)
+            optimizer,
+            lambda step: lr_factor(step, optim, steps),
         )
         config = dict(plan.deepspeed)
         if universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-        self._decay = [group["weight_decay"] for group in optimizer.param_groups]
-        if self.settings.zero_stage == 3 and any(isinstance(m, Attention) for m in model.modules()):
+        self._weight_decays = [group["weight_decay"] for group in optimizer.param_groups]
+        has_attention = any(isinstance(module, Attention) for module in model.modules())
+        if self.settings.zero_stage == 3 and has_attention:
             # A prior returns terms and no tensor, so DeepSpeed cannot tell when backward needs its
-            # parameters again.
-            # An attention layer returns one: it gathers its own and its prior's together.
+            # parameters again. An attention layer returns a tensor: it gathers its own parameters
+            # and its prior's together.
             deepspeed.utils.set_z3_leaf_modules(model, [Attention])
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
@@ -219,7 +254,9 @@ class Engine:
         )
         if self.settings.compile:
             self._deepspeed.compile()
-        self.average = WeightAverage(self.model, self.settings.ema) if self.settings.ema else None
+        self.average: WeightAverage | None = None
+        if self.settings.ema:
+            self.average = WeightAverage(self.model, self.settings.ema)
 
     @property
     def model(self) -> ZooModel:
@@ -234,7 +271,8 @@ class Engine:
     def __call__(self, *inputs: object, **options: object) -> object:
         return self._deepspeed(*inputs, **options)
 
-    def __getattr__(self, name: str) -> object:  # a loss function may read model.config
+    def __getattr__(self, name: str) -> object:
+        """The model's attribute: a loss function may read `model.config`."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.model, name)
@@ -243,24 +281,23 @@ class Engine:
         self._deepspeed.train(mode)
 
     def backward(self, loss: Tensor) -> None:
-        """Add this micro-batch's gradients; averaged over micro-batches and ranks when the last one
-        is in."""
+        """Add this micro-batch's gradients; they are averaged over micro-batches and ranks after
+        the last one."""
         self._deepspeed.backward(loss)
 
     def step(self) -> Tensor:
-        """End a micro-batch. After the step's last one: clip, update, and return the norm before
+        """End a micro-batch. The step's last one clips, updates, and returns the norm before
         clipping, on the device.
 
-        0 after the others, and for a step that DeepSpeed leaves out since float16 overflowed; NaN
-        where it is not finite.
+        The other ones return 0, and so does a step that DeepSpeed leaves out since float16
+        overflowed. A norm that is not finite is NaN.
         """
         last = self._deepspeed.is_gradient_accumulation_boundary()
         norm = None
         if last and self.settings.zero_stage == 0:
             # Here DeepSpeed keeps no norm, and every rank holds the whole averaged gradient.
-            norm = torch.nn.utils.get_total_norm(
-                [p.grad for p in self.model.parameters() if p.grad is not None]
-            )
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
         self._deepspeed.step()
         if not last:
             return self._number(0.0)
@@ -284,18 +321,19 @@ class Engine:
         """Send numbers of a step to the monitors that a DeepSpeed file enables: TensorBoard, W&B,
         CSV, Comet."""
         if self._deepspeed.monitor.enabled:
-            self._deepspeed.monitor.write_events(
-                [(name, value, step) for name, value in values.items()]
-            )
+            events = [(name, value, step) for name, value in values.items()]
+            self._deepspeed.monitor.write_events(events)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The model with its averaged weights where `train.ema` keeps them, else as it is."""
-        with self.average.in_place(self.model) if self.average is not None else nullcontext():
+        if self.average is None:
+            yield
+            return
+        with self.average.in_place(self.model):
             yield
 
     # ---- between ranks
-    # ------------------------------------------------------------------------------------------
 
     def sum(self, *values: float | Tensor) -> Tensor:
         """Each value summed over the ranks, (n,) float64 on the device, which nothing waits for."""
@@ -317,16 +355,20 @@ class Engine:
         values = [value] * self.ranks.world
         if self.ranks.world > 1:
             torch.distributed.all_gather_object(values, value)
-        return values[:1] if all(v == values[0] for v in values) else values
+        all_equal = all(other == values[0] for other in values)
+        return values[:1] if all_equal else values
 
     def held_bytes(self) -> int:
         """Bytes of the weights and of the optimiser's own copies of them."""
-        copies = (p for group in self._deepspeed.optimizer.param_groups for p in group["params"])
-        storages = (p.untyped_storage() for p in (*self.model.parameters(), *copies))
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        tensors = list(self.model.parameters())
+        for group in self._deepspeed.optimizer.param_groups:
+            tensors += group["params"]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        # Tensors may share a storage, which counts once.
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum(sizes.values())
 
     # ---- checkpoints
-    # --------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, state: Json) -> None:
         """Write a checkpoint as `folder`, with the loop's `state` (step, data position) and a
@@ -342,72 +384,88 @@ class Engine:
             if ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
             ranks.barrier()
-            self._deepspeed.save_checkpoint(
-                str(partial.parent),
-                tag=partial.name,
-                client_state={"priorzoo": state},
-                save_latest=False,
-            )
-            self.export(partial / "model")
-            if self.average is not None and ranks.lead:
-                self.average.save(partial)
+            self._write_checkpoint(partial, state)
             ranks.barrier()
-            if ranks.local_rank == 0:  # each machine flushes what its ranks wrote
+            # Each machine flushes what its ranks wrote.
+            if ranks.local_rank == 0:
                 sync_tree(partial)
             ranks.barrier()
             if ranks.lead:
-                facts = {
-                    "step": state["step"],
-                    "world": ranks.world,
-                    "zero_stage": self.settings.zero_stage,
-                }
-                seal(partial, facts | {"precision": self.settings.precision})
-                if folder.exists():  # the same step again, after a resume from an older one
-                    quarantine(folder)
-                os.replace(partial, folder)
-                sync(folder.parent)
-                sync(folder.parent.parent)  # the name of the folder of checkpoints
-                write_text(folder.parent / "latest", folder.name)
+                self._publish_checkpoint(partial, folder, state["step"])
             ranks.barrier()
-        except (
-            OSError,
-            RuntimeError,
-            SafetensorError,
-        ) as error:  # torch's and safetensors' writers have their own
+        # torch's writers raise RuntimeError, and safetensors' writer an error of its own.
+        except (OSError, RuntimeError, SafetensorError) as error:
             if ranks.lead:
                 shutil.rmtree(partial, ignore_errors=True)
             reason = str(error).strip().partition("\n")[0]
             free = shutil.disk_usage(folder.parent).free / 1e6
-            what = f"the checkpoint of step {state['step']} could not be written to {folder}"
-            raise OSError(f"{what}: {reason}. {free:,.1f} MB are free") from error
+            raise OSError(
+                f"the checkpoint of step {state['step']} could not be written to {folder}: "
+                f"{reason}. {free:,.1f} MB are free"
+            ) from error
+
+    def _write_checkpoint(self, partial: Path, state: Json) -> None:
+        self._deepspeed.save_checkpoint(
+            str(partial.parent),
+            tag=partial.name,
+            client_state={"priorzoo": state},
+            save_latest=False,
+        )
+        self.export(partial / "model")
+        if self.average is not None and self.ranks.lead:
+            self.average.save(partial)
+
+    def _publish_checkpoint(self, partial: Path, folder: Path, step: int) -> None:
+        """Give a complete checkpoint its digests, then its name, then point `latest` to it."""
+        facts = {
+            "step": step,
+            "world": self.ranks.world,
+            "zero_stage": self.settings.zero_stage,
+            "precision": self.settings.precision,
+        }
+        seal(partial, facts)
+        # The same step exists after a resume from an older checkpoint.
+        if folder.exists():
+            quarantine(folder)
+        os.replace(partial, folder)
+        sync(folder.parent)
+        # The name of the folder of checkpoints is stored in the run's folder.
+        sync(folder.parent.parent)
+        write_text(folder.parent / "latest", folder.name)
 
     def load(self, checkpoint: Path, folder: Path) -> Json:
-        """Restore what `save` wrote, from `folder`, which may be its universal form; returns the
-        loop's state."""
-        # DeepSpeed reads a path as a pattern, brackets for example.
+        """Restore what `save` wrote as `checkpoint`; returns the loop's state.
+
+        folder: the checkpoint, or its universal form.
+        """
         with data_only(folder), tempfile.TemporaryDirectory() as scratch:
+            # DeepSpeed reads a path as a pattern, with brackets for example; this one has none.
             link = Path(scratch, "checkpoints")
             link.symlink_to(folder.parent.resolve())
             path, state = self._deepspeed.load_checkpoint(str(link), tag=folder.name)
         if path is None or "priorzoo" not in state:
             raise ConfigError(f"DeepSpeed could not load {folder}; is it complete?")
+        loop_state: Json = state["priorzoo"]
+        self._restore_groups()
+        if self.average is not None:
+            self.average.load(checkpoint, steps=loop_state["step"])
+        return loop_state
+
+    def _restore_groups(self) -> None:
+        """Give the optimiser's groups this run's weight decay and rates after a checkpoint is
+        loaded."""
         schedule = self._schedule
         groups = self._deepspeed.optimizer.param_groups
-        for group, decay, base, factor in zip(
-            groups, self._decay, schedule.base_lrs, schedule.lr_lambdas, strict=True
-        ):
+        for n, group in enumerate(groups):
             # A universal checkpoint at ZeRO-3 comes back with the first group's weight decay in
             # every group.
-            group["weight_decay"] = decay
-            # Rates come back as the checkpoint has them, of its own number of steps; here there may
-            # be more.
-            group["lr"] = base * factor(schedule.last_epoch)
-        if self.average is not None:
-            self.average.load(checkpoint, steps=state["priorzoo"]["step"])
-        return state["priorzoo"]
+            group["weight_decay"] = self._weight_decays[n]
+            # Rates come back as the checkpoint has them, of its own number of steps. This run may
+            # have more.
+            factor = schedule.lr_lambdas[n]
+            group["lr"] = schedule.base_lrs[n] * factor(schedule.last_epoch)
 
     # ---- weights
-    # ------------------------------------------------------------------------------------------------
 
     def export(self, folder: Path) -> None:
         """`model.save_pretrained(folder)` by rank 0: averaged weights where they exist, else the
@@ -421,7 +479,8 @@ class Engine:
         partial = folder.with_name(folder.name + ".partial")
         old = folder.with_name(folder.name + ".old")
         if self.ranks.lead:
-            for path in (partial, old):  # left by a process that was stopped
+            # A process that was stopped may have left them.
+            for path in (partial, old):
                 shutil.rmtree(path, ignore_errors=True)
         self.export(partial)
         if self.ranks.lead:
@@ -436,11 +495,12 @@ class Engine:
         """A separate model with what `export` would write, on rank 0's device; None elsewhere.
         Every rank must call."""
         weights: dict[str, Tensor] = {}
-        self._with_weights(
-            lambda state: weights.update(
-                (k, v.clone()) for k, v in self.model.storable_state(state=state).items()
-            )
-        )
+
+        def copy(state: dict[str, Tensor]) -> None:
+            for name, value in self.model.storable_state(state=state).items():
+                weights[name] = value.clone()
+
+        self._with_weights(copy)
         if not weights:
             return None
         model = type(self.model)(self.model.config)
@@ -450,7 +510,10 @@ class Engine:
     def _with_weights(self, use: Callable[[dict[str, Tensor]], object]) -> None:
         """Call `use` on rank 0 with the tensors that replace the model's own, while ZeRO-3's
         parameters are gathered."""
-        masters = self._masters() if self.average is None else self.average.average
+        if self.average is None:
+            weights = self._masters()
+        else:
+            weights = self.average.average
         gathered = nullcontext()
         if self.settings.zero_stage == 3:
             import deepspeed
@@ -459,29 +522,24 @@ class Engine:
         with gathered:
             if self.ranks.lead:
                 # Frozen parameters have no float32 copy; converting them to float32 is exact.
-                frozen = {
-                    n: p.detach().float()
-                    for n, p in self.model.named_parameters()
-                    if not p.requires_grad
-                }
-                use({**frozen, **masters})
+                frozen = {}
+                for name, parameter in self.model.named_parameters():
+                    if not parameter.requires_grad:
+                        frozen[name] = parameter.detach().float()
+                use(frozen | weights)
 
     def _masters(self) -> dict[str, Tensor]:
-        """The optimiser's float32 copies by parameter name, on rank 0; every rank must call. Empty
-        where it has none."""
+        """The optimiser's float32 copies by parameter name, on rank 0's host; empty where it has
+        none. Every rank must call."""
         if self.settings.precision == "fp32":
             return {}
         from deepspeed.utils import safe_get_full_fp32_param
 
         masters = {}
-        for (
-            name,
-            p,
-        ) in (
-            self.model.named_parameters()
-        ):  # one at a time: only rank 0 keeps it, and not on the GPU
-            if p.requires_grad:
-                whole = safe_get_full_fp32_param(p)
+        # One at a time, since the whole may not fit on the GPU.
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                whole = safe_get_full_fp32_param(parameter)
                 if self.ranks.lead:
                     masters[name] = whole.detach().cpu()
         return masters
@@ -492,13 +550,13 @@ class Engine:
 
 
 def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
-    """Optimiser groups: matrices with weight decay; without it `model.no_weight_decay()` and what
-    has fewer dimensions.
+    """Optimiser groups: matrices with weight decay; `model.no_weight_decay()` and parameters of
+    fewer dimensions without it.
 
     `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a
     parameter moves by about its rate a step, too little for an exponent in a short run. Muon trains
-    the matrices of the layers, at `optim.muon_lr_scale` times the
-    rate: its updates have singular values near 1 (https://kellerjordan.github.io/posts/muon/).
+    the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular
+    values near 1 (https://kellerjordan.github.io/posts/muon/).
 
     | parameters | rate | weight decay |
     |---|---|---|
@@ -509,60 +567,70 @@ def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
     """
     exempt = model.no_weight_decay()
     priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
-    groups: dict[int, Json] = {}  # their order is part of every checkpoint
+    muon = optim.name == "muon"
+    matrices: Json = {"params": [], "weight_decay": optim.weight_decay}
+    vectors: Json = {"params": [], "weight_decay": 0.0}
+    prior_group: Json = {
+        "params": [],
+        "weight_decay": 0.0,
+        "lr": optim.lr * optim.prior_lr_scale,
+    }
+    muon_group: Json = {
+        "params": [],
+        "weight_decay": optim.weight_decay / optim.muon_lr_scale,
+        "lr": optim.lr * optim.muon_lr_scale,
+    }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         is_matrix = parameter.ndim >= 2 and name not in exempt
-        is_muon = (
-            optim.name == "muon"
-            and is_matrix
-            and parameter.ndim == 2
-            and name.startswith("layers.")
-        )
-        order = int(not is_matrix)
-        settings = {"weight_decay": optim.weight_decay if is_matrix else 0.0}
-        if is_muon:
-            scale = optim.muon_lr_scale
-            order = 3
-            settings = {"weight_decay": optim.weight_decay / scale, "lr": optim.lr * scale}
+        in_layer = parameter.ndim == 2 and name.startswith("layers.")
+        if muon and is_matrix and in_layer:
+            group = muon_group
         elif name in priors:
-            order, settings["lr"] = 2, optim.lr * optim.prior_lr_scale
-        if optim.name == "muon":
-            settings["use_muon"] = parameter.use_muon = is_muon  # type: ignore[attr-defined]  # DeepSpeed asks parameters
-        groups.setdefault(order, {"params": [], **settings})["params"].append(parameter)
-    if 3 in groups:  # in DeepSpeed's order
-        groups[3]["params"].sort(key=lambda p: p.shape, reverse=True)
-    return [groups[order] for order in sorted(groups)]
+            group = prior_group
+        elif is_matrix:
+            group = matrices
+        else:
+            group = vectors
+        group["params"].append(parameter)
+        if muon:
+            # DeepSpeed asks every parameter.
+            parameter.use_muon = group is muon_group  # type: ignore[attr-defined]
+    # DeepSpeed sorts Muon's matrices alike.
+    muon_group["params"].sort(key=lambda p: p.shape, reverse=True)
+    # Their order is part of every checkpoint.
+    groups = [matrices, vectors, prior_group, muon_group]
+    if muon:
+        for group in groups:
+            group["use_muon"] = group is muon_group
+    return [group for group in groups if group["params"]]
 
 
 def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
     """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
     groups = parameter_groups(model, optim)
+    adam: Json = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
     if optim.name == "muon":
-        adam = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-        groups = [group if group["use_muon"] else adam | group for group in groups]
         from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 
-        return MuonWithAuxAdam(groups)
+        return MuonWithAuxAdam([group if group["use_muon"] else adam | group for group in groups])
     if optim.name == "adamw":
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
-    return torch.optim.RAdam(
-        groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, decoupled_weight_decay=True
-    )
+        return torch.optim.AdamW(groups, **adam, fused=True)
+    return torch.optim.RAdam(groups, **adam, decoupled_weight_decay=True)
 
 
 def lr_factor(step: int, optim: Optim, steps: int) -> float:
-    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`; t is 0 at warm-up's end
-    and 1 at the last step."""
+    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`."""
     if step < optim.warmup:
         return (step + 1) / optim.warmup
     if optim.schedule == "constant":
         return 1.0
-    t = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
+    # 0 at warm-up's end and 1 at the last step.
+    progress = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
     if optim.schedule == "linear":
-        return optim.floor + (1 - optim.floor) * (1 - t)
-    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * t))
+        return optim.floor + (1 - optim.floor) * (1 - progress)
+    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class WeightAverage:
@@ -583,9 +651,9 @@ class WeightAverage:
     def update(self, model: nn.Module) -> None:
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(
-            list(self.average.values()), [p.detach().float() for p in model.parameters()], 1 - decay
-        )
+        averages = list(self.average.values())
+        weights = [p.detach().float() for p in model.parameters()]
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
@@ -604,17 +672,15 @@ class WeightAverage:
             parameter.copy_(values[name])
 
     def save(self, folder: Path) -> None:
+        tensors = {name: value.contiguous() for name, value in self.average.items()}
         with replacing_path(folder / self.FILE) as path:
-            save_file(
-                {k: v.contiguous() for k, v in self.average.items()},
-                path,
-                metadata={"format": "pt"},
-            )
+            save_file(tensors, path, metadata={"format": "pt"})
 
     def load(self, folder: Path, *, steps: int) -> None:
         if not (folder / self.FILE).is_file():
             raise ConfigError(
-                f"{folder} was written without train.ema: resume with --set train.ema=0, or start anew"
+                f"{folder} was written without train.ema: resume with --set train.ema=0, "
+                "or start anew"
             )
         stored = read_tensors(folder / self.FILE)
         for name, value in self.average.items():

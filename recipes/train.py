@@ -3,8 +3,7 @@
     deepspeed --num_gpus N --module priorzoo.train text.ggd_ssmax_tiny [--set train.steps=200 ...]
     torchrun --nproc-per-node N --module priorzoo.train text.ggd_ssmax_tiny
     priorzoo train text.ggd_ssmax_tiny
-    priorzoo train my_recipe.py[:function]         a recipe of your own, in a file that may register
-    priors
+    priorzoo train my_recipe.py[:function]         your own recipe; its file may register priors
 
 The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final
 weights. Exit codes: 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be
@@ -30,9 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-if (
-    __name__ == "__main__"
-):  # import `recipes` from this checkout, and none of this folder's files as top-level modules
+if __name__ == "__main__":
+    # Import `recipes` from this checkout, and none of this folder's files as top-level modules.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     # Spinning threads slow each other where cores are shared. The variable is read when torch is
     # loaded.
@@ -68,6 +66,7 @@ from zoo.files import sync
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator
+    from zoo.model import ZooModel
 
 
 class TrainingFailure(RuntimeError):
@@ -75,8 +74,8 @@ class TrainingFailure(RuntimeError):
 
 
 class QueuedStep(NamedTuple):
-    """A step on the device: its number, its first parameter group's rate, and where loss, norm,
-    targets and signals arrive."""
+    """A step on the device: its number, the first parameter group's rate, and the readout that
+    loss, norm, targets and signals arrive in."""
 
     number: int
     lr: float
@@ -84,11 +83,15 @@ class QueuedStep(NamedTuple):
 
 
 def with_worker(data: Any, device: str, cores: int) -> Any:
-    """A data section whose `num_workers` is 0, with 1 on CUDA if the rank has a second core, so
-    that the next batch is made while the device computes; any other as it is. One process makes the
-    same batches as none."""
-    free = device == "cuda" and cores >= 2 and getattr(data, "num_workers", None) == 0
-    return replace(data, num_workers=1) if free else data
+    """The data section, with one worker where it has none and the rank has a core for it.
+
+    On CUDA the next batch is then made while the device computes. One worker makes the same batches
+    as none.
+    """
+    without_workers = getattr(data, "num_workers", None) == 0
+    if device == "cuda" and cores >= 2 and without_workers:
+        return replace(data, num_workers=1)
+    return data
 
 
 class Trainer:
@@ -106,9 +109,12 @@ class Trainer:
         self.steps_done = 0
         self.targets_seen = 0
         self.saved_step: int | None = None
-        self.loss: float | None = None  # of the last step read
-        self.unread: QueuedStep | None = None  # the step whose numbers are not read yet
-        self.figures: dict[str, float] = {}  # the latest held-out and evaluators' numbers
+        # Of the last step that was read.
+        self.loss: float | None = None
+        # The step whose numbers are not read yet.
+        self.unread: QueuedStep | None = None
+        # The latest held-out and evaluators' numbers.
+        self.figures: dict[str, float] = {}
 
     def setup(self, checkpoint: Path | None) -> None:
         """Make model, data and engine, as they were in `checkpoint` where there is one."""
@@ -117,33 +123,26 @@ class Trainer:
         ranks = self.ranks
         modality = self.modality
         torch.manual_seed(settings.seed)
-        stored, universal = loadable(checkpoint, self.plan, ranks) if checkpoint else (None, False)
+        stored: Path | None = None
+        universal = False
+        if checkpoint:
+            stored, universal = loadable(checkpoint, self.plan, ranks)
+        model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
+        check_sequence(model, settings.sequence_parallel)
+        if checkpoint is None and recipe.model.init_from:
+            load_weights(model, recipe.model.init_from)
+        self.evaluators = self.schedule_evaluators(model)
         loader_options = {
             "rank": ranks.group,
             "world": ranks.groups,
             "micro_batch": settings.micro_batch or 1,
         }
-        model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
-        check_sequence(model, settings.sequence_parallel)
-        if checkpoint is None and recipe.model.init_from:
-            load_weights(model, recipe.model.init_from)
-        self.evaluators: list[tuple[int, Evaluator]] = []
-        if recipe.evaluate.during:
-            from modalities.evaluation import scheduled_evaluators
-
-            self.evaluators = scheduled_evaluators(
-                recipe.evaluate.during, modality.evaluators, asdict(recipe.data)
-            )
-            for _, evaluator in self.evaluators:
-                evaluator.cells(model)  # ValueError for what cannot be measured
-        self.loader = modality.loader(
-            with_worker(recipe.data, ranks.device.type, ranks.cores), **loader_options
-        )
+        data = with_worker(recipe.data, ranks.device.type, ranks.cores)
+        self.loader = modality.loader(data, **loader_options)
         self.heldout = None
         if recipe.evaluate.every:
-            self.heldout = modality.heldout(
-                recipe.data, samples=recipe.evaluate.samples, **loader_options
-            )
+            samples = recipe.evaluate.samples
+            self.heldout = modality.heldout(recipe.data, samples=samples, **loader_options)
         self.engine = Engine(model, self.plan, ranks, universal=universal)
         self.checkpoint = checkpoint
         if checkpoint and stored:
@@ -158,19 +157,30 @@ class Trainer:
                 self.run.describe(self.plan)
             self.run.rewind(self.steps_done, settings.keep)
 
+    def schedule_evaluators(self, model: ZooModel) -> list[tuple[int, Evaluator]]:
+        """(steps between its runs, evaluator) of `evaluate.during`; ValueError for what cannot be
+        measured of the model."""
+        during = self.recipe.evaluate.during
+        if not during:
+            return []
+        from modalities.evaluation import scheduled_evaluators
+
+        known = self.modality.evaluators
+        evaluators = scheduled_evaluators(during, known, asdict(self.recipe.data))
+        for _, evaluator in evaluators:
+            evaluator.cells(model)
+        return evaluators
+
     def fit(self) -> int:
         """Train to the last step, or until a signal stops all ranks; returns the exit code."""
         settings = self.settings
-        every = self.recipe.evaluate.every
-        self.begun, self.first_step = time.perf_counter(), self.steps_done
+        self.begun = time.perf_counter()
+        self.first_step = self.steps_done
         self.announce()
         self.engine.train()
         while self.steps_done < settings.steps:
             stops = self.step()
-            self.report(
-                (self.heldout_loss() if self.heldout and self.is_due(every) else {})
-                | self.run_evaluators()
-            )
+            self.report(self.measure())
             if stops or self.is_due(settings.save_every):
                 self.save()
             if stops and self.steps_done < settings.steps:
@@ -189,15 +199,14 @@ class Trainer:
         return 0
 
     def is_due(self, every: int) -> bool:
-        """Whether what happens every so many steps (0: never), and after the last one, happens
-        now."""
-        return self.steps_done == self.settings.steps or (
-            every > 0 and self.steps_done % every == 0
-        )
+        """Whether an action that happens every so many steps (0: never), and after the last one,
+        happens after this one."""
+        if self.steps_done == self.settings.steps:
+            return True
+        return every > 0 and self.steps_done % every == 0
 
     def step(self) -> bool:
-        """Take one step of the optimiser, and record the step before it, whose numbers have come;
-        whether to stop.
+        """Take one step of the optimiser and record the step before it; whether to stop.
 
         Where the model is about to be evaluated or saved the step itself is recorded too: no state
         is saved whose loss or gradient is not finite. Else the device always has the next step
@@ -208,11 +217,8 @@ class Trainer:
         stops = self.finish(before) if before else False
         # One rank alone sees its signals at once; several agree on them by numbers of the device.
         interrupted = bool(self.signals) if self.ranks.world == 1 else stops
-        pauses = [
-            self.recipe.evaluate.every,
-            self.settings.save_every,
-            *(every for every, _ in self.evaluators),
-        ]
+        pauses = [self.recipe.evaluate.every, self.settings.save_every]
+        pauses += [every for every, _ in self.evaluators]
         if interrupted or any(map(self.is_due, pauses)):
             stops = self.finish(self.unread)
             self.unread = None
@@ -228,20 +234,26 @@ class Trainer:
         torch.manual_seed((settings.seed * 1_000_003 + self.steps_done) * ranks.world + ranks.rank)
         accumulation = settings.accumulation or 1
         readout = Readout(ranks.device)
-        micro = [next(self.batches) for _ in range(accumulation)]
+        batches = [next(self.batches) for _ in range(accumulation)]
         # Micro-batches differ in what their targets weigh. Weighting each by its share of all makes
         # the loss, and so the gradient, the mean over the whole batch's targets, however the batch
         # is cut.
-        weights, counts = zip(*(self.modality.weight(batch) for batch in micro), strict=True)
-        micro = [to_device(batch, ranks.device) for batch in micro]
+        weighed = [self.modality.weight(batch) for batch in batches]
+        weights = [weight for weight, _ in weighed]
+        counts = [count for _, count in weighed]
+        batches = [to_device(batch, ranks.device) for batch in batches]
+        # Ranks that share samples have the weight of all of them each.
         total, count = engine.sum(sum(weights) / ranks.shared, sum(counts) / ranks.shared)
         summed = torch.zeros((), dtype=torch.float64, device=ranks.device)
-        for batch, weight in zip(micro, weights, strict=True):
+        for batch, weight in zip(batches, weights, strict=True):
             loss, _ = self.modality.loss(engine, batch)
-            engine.backward(loss * (weight / total * ranks.world * accumulation).to(loss.dtype))
+            # DeepSpeed divides the sum by the ranks and the accumulation.
+            share = weight / total * ranks.world * accumulation
+            engine.backward(loss * share.to(loss.dtype))
             summed += loss.detach().double() * weight
-            if batch is micro[-1]:
-                mean, stop = engine.sum(summed / total, float(signals[0] if signals else 0))
+            if batch is batches[-1]:
+                number = signals[0] if signals else 0
+                mean, stop = engine.sum(summed / total, float(number))
             lr = engine.lr
             norm = engine.step()
         readout.send(torch.stack([mean, norm, count, stop]))
@@ -250,7 +262,9 @@ class Trainer:
 
     def finish(self, step: QueuedStep) -> bool:
         """Read and record the numbers of a step; whether a rank has a signal."""
-        (loss, norm, targets, stop), seconds = self.read(step)
+        numbers, seconds = self.read(step)
+        loss, norm, targets, stop = numbers
+        self.loss = loss
         self.targets_seen += round(targets)
         spent = time.perf_counter() - self.begun
         unit = self.modality.unit
@@ -258,33 +272,40 @@ class Trainer:
         values: dict[str, float] = {"loss": loss, "lr": step.lr, unit: self.targets_seen}
         if self.engine.knows_gradients:
             values["grad_norm"] = norm
-        self.record(values | {f"{unit}_per_s": rate, "seconds": round(spent, 3)}, step.number)
-        if step.number % self.settings.log_every == 0 or step.number == self.settings.steps:
-            left = (
-                spent
-                / (self.steps_done - self.first_step)
-                * (self.settings.steps - self.steps_done)
-            )
-            gradient = f"grad {norm:.3g}  " if "grad_norm" in values else ""
+        values[f"{unit}_per_s"] = rate
+        values["seconds"] = round(spent, 3)
+        self.record(values, step.number)
+        settings = self.settings
+        if step.number % settings.log_every == 0 or step.number == settings.steps:
+            seconds_per_step = spent / (self.steps_done - self.first_step)
+            remaining = clock(seconds_per_step * (settings.steps - self.steps_done))
+            gradient = f"grad {norm:.3g}  " if self.engine.knows_gradients else ""
             self.print(
-                f"step {step.number}/{self.settings.steps}  loss {loss:.4f}  lr {step.lr:.2e}  {gradient}"
-                f"{short(rate)} {unit}/s  left {clock(left)}"
+                f"step {step.number}/{settings.steps}  loss {loss:.4f}  lr {step.lr:.2e}  "
+                f"{gradient}{short(rate)} {unit}/s  left {remaining}"
             )
-        self.loss = loss
         return bool(stop)
 
     def read(self, step: QueuedStep) -> tuple[list[float], float]:
-        """(Loss, norm, targets and signals of a step; seconds). TrainingFailure for one that is not
-        finite."""
+        """([loss, norm, targets, signal] of a step, seconds); TrainingFailure where loss or norm is
+        not finite."""
         numbers, seconds = step.readout.read()
         for name, value in zip(("loss", "gradient norm"), numbers[:2], strict=True):
             if not math.isfinite(value):
-                good = self.run.checkpoints()
+                checkpoints = self.run.checkpoints()
+                newest = checkpoints[-1] if checkpoints else "none yet"
                 raise TrainingFailure(
-                    f"{name} is {value} at step {step.number}; last good checkpoint: {good[-1] if good else 'none yet'}. "
+                    f"{name} is {value} at step {step.number}; last good checkpoint: {newest}. "
                     "A lower optim.lr, a longer optim.warmup or train.precision=fp32 may help"
                 )
         return numbers, seconds
+
+    def measure(self) -> dict[str, float]:
+        """The held-out and evaluators' numbers that are due after this step."""
+        figures: dict[str, float] = {}
+        if self.heldout and self.is_due(self.recipe.evaluate.every):
+            figures |= self.heldout_loss()
+        return figures | self.run_evaluators()
 
     def heldout_loss(self) -> dict[str, float]:
         """Held-out loss and the modality's further metrics, means over all targets."""
@@ -296,15 +317,14 @@ class Trainer:
         weight = 0.0
         totals = torch.zeros(len(names), dtype=torch.float64, device=device)
         with torch.no_grad(), engine.averaged():
-            for batch in self.heldout or ():  # every rank runs every batch: ZeRO-3 gathers together
-                count = modality.weight(batch)[0]
+            # Every rank runs every batch, since ranks gather ZeRO-3's parameters together.
+            for batch in self.heldout or ():
+                batch_weight, _ = modality.weight(batch)
                 loss, metrics = modality.loss(engine, to_device(batch, device))
-                if count:
-                    totals += (
-                        torch.stack([loss, *(metrics[name] for name in modality.metrics)]).double()
-                        * count
-                    )
-                weight += count
+                if batch_weight:
+                    values = [loss] + [metrics[name] for name in modality.metrics]
+                    totals += torch.stack(values).double() * batch_weight
+                weight += batch_weight
         engine.train()
         # Every rank of a group has the weight of all its samples, and a share of their losses.
         *sums, weight = engine.sum(*totals, weight / self.ranks.shared).tolist()
@@ -316,26 +336,33 @@ class Trainer:
         exported now."""
         due = [evaluator for every, evaluator in self.evaluators if self.is_due(every)]
         figures: dict[str, float] = {}
-        if due:
-            if model := self.engine.exported_model():
-                for evaluator in due:
-                    figures |= evaluator.numbers(model)
-            self.ranks.barrier()
+        if not due:
+            return figures
+        model = self.engine.exported_model()
+        # Rank 0 alone has one.
+        if model is not None:
+            for evaluator in due:
+                figures |= evaluator.numbers(model)
+        self.ranks.barrier()
         return figures
 
     def save(self) -> None:
         """Write a checkpoint and remove those beyond `train.keep`."""
         if self.ranks.lead:
             sync(self.run.metrics_path)
-        data = self.engine.gather(self.loader.state_dict())[:: self.ranks.shared]
-        state = {"step": self.steps_done, "seen": self.targets_seen, "data": data}
+        data_states = self.engine.gather(self.loader.state_dict())
+        state = {
+            "step": self.steps_done,
+            "seen": self.targets_seen,
+            # Ranks that share samples have one state.
+            "data": data_states[:: self.ranks.shared],
+        }
         self.engine.save(self.run.checkpoint(self.steps_done), state)
         self.saved_step = self.steps_done
         if self.ranks.lead:
             self.run.prune(self.settings.keep)
 
     # ---- what is written and printed, by the lead rank
-    # --------------------------------------------------------
 
     def record(self, values: dict[str, float], step: int) -> None:
         """Write numbers of a step to metrics.jsonl, and to the monitors of a DeepSpeed file."""
@@ -344,27 +371,29 @@ class Trainer:
             self.engine.monitor(values, step)
 
     def report(self, figures: dict[str, float]) -> None:
+        """Record and print held-out and evaluators' numbers."""
         if figures:
             self.figures |= figures
             self.record(figures, self.steps_done)
-            numbers = ", ".join(
-                f"{display_name(name)} {value:.4f}" for name, value in figures.items()
-            )
-            self.print(f"step {self.steps_done}: {numbers}")
+            numbers = [f"{display_name(name)} {value:.4f}" for name, value in figures.items()]
+            self.print(f"step {self.steps_done}: {', '.join(numbers)}")
 
     def print(self, text: str) -> None:
         if self.ranks.lead:
             print(printable(text), flush=True)
 
     def announce(self) -> None:
+        """Print what is trained, how and where."""
         recipe = self.recipe
         settings = self.settings
         ranks = self.ranks
-        parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters())
+        # ZeRO-3 cuts parameters up: there `ds_numel` has their whole size.
+        sizes = [getattr(p, "ds_numel", p.numel()) for p in self.engine.model.parameters()]
+        batch = f"{settings.micro_batch} × {settings.accumulation} × {ranks.groups}"
         shared = f", {ranks.shared} ranks a line" if ranks.shared > 1 else ""
         self.print(
-            f"{recipe.name}: {recipe.model.name}, {short(parameters)} parameters, {settings.precision}, "
-            f"ZeRO {settings.zero_stage}, batch {settings.micro_batch} × {settings.accumulation} × {ranks.groups} on "
+            f"{recipe.name}: {recipe.model.name}, {short(sum(sizes))} parameters, "
+            f"{settings.precision}, ZeRO {settings.zero_stage}, batch {batch} on "
             f"{ranks.device.type}{shared}; run folder {self.run.path}"
         )
         if not self.engine.knows_gradients:
@@ -374,19 +403,21 @@ class Trainer:
 
     def summarise(self) -> None:
         """Draw the loss curve and print the run's figures."""
+        loss = "(nothing left to train)" if self.loss is None else f"{self.loss:.4f}"
         rows = {
             "steps": f"{self.steps_done:,}",
             self.modality.unit: f"{self.targets_seen:,}",
-            "training loss": f"{self.loss:.4f}"
-            if self.loss is not None
-            else "(nothing left to train)",
-            **{display_name(name): f"{value:.4f}" for name, value in self.figures.items()},
-            "time": clock(time.perf_counter() - self.begun),
-            "weights": str(self.run.path / "model"),
-            "loss curve": str(self.run.plot()),
+            "training loss": loss,
         }
-        if report := str(getattr(self.loader, "report", "")):
-            rows["data"] = report  # of this rank: what was converted, skipped or replaced
+        for name, value in self.figures.items():
+            rows[display_name(name)] = f"{value:.4f}"
+        rows["time"] = clock(time.perf_counter() - self.begun)
+        rows["weights"] = str(self.run.path / "model")
+        rows["loss curve"] = str(self.run.plot())
+        # Of this rank: what was converted, skipped or replaced.
+        report = str(getattr(self.loader, "report", ""))
+        if report:
+            rows["data"] = report
         Console().print(facts_table(f"{self.recipe.name} finished", rows))
 
 
@@ -399,7 +430,8 @@ def rank_state(states: Sequence[State], ranks: Ranks) -> State:
     """This rank's data state: the common one, or its own where the source streams."""
     if len(states) not in (1, ranks.groups):
         raise ConfigError(
-            f"streamed data was saved for {len(states)} readers: resume with as many, not {ranks.groups}"
+            f"streamed data was saved for {len(states)} readers: resume with as many, "
+            f"not {ranks.groups}"
         )
     return states[0] if len(states) == 1 else states[ranks.group]
 
@@ -412,9 +444,8 @@ def stop_signals() -> Iterator[list[int]]:
 
     def handle(number: int, _: object) -> None:
         received.append(number)
-        if (
-            len(received) > 3
-        ):  # a launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately
+        # A launcher passes Ctrl-C on as two or three signals; a fourth signal aborts immediately.
+        if len(received) > 3:
             raise KeyboardInterrupt
 
     with handled_signals(handle):
@@ -465,12 +496,7 @@ def train_command(
 ) -> int:
     import_named(import_)
     if list_:
-        console = Console()
-        for recipes in installed_recipes():
-            for title, text, methods in recipes.described():
-                console.print(f"{recipes.modality}.{title}: {text}")
-                if methods:
-                    console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
+        print_recipes()
         return 0
     if not name:
         raise ConfigError("name a recipe, such as text.ggd_ssmax_tiny (--list names all)")
@@ -485,27 +511,21 @@ def train_command(
 
         world = world or int(os.environ.get("WORLD_SIZE", 1))
         device = "cuda" if wants_cuda() else "cpu"
-        print_plan(resolve(recipe, world, device, user_config, overridden_keys), as_json=json_)
+        plan = resolve(recipe, world, device, user_config, overridden_keys)
+        print_plan(plan, as_json=json_)
         return 0
     require("deepspeed", "training", "train")
     require("matplotlib", "the loss curve", "figures")
-    words = [name, *(word for setting in set_ for word in ("--set", setting))]
-    words += [word for module in import_ for word in ("--import", module)]
-    words += ["--deepspeed_config", deepspeed_config] if deepspeed_config else []
     keep_freed_tensors(below=32 << 20)
     ranks = start(verbose=verbose)
     plan = resolve(recipe, ranks.world, ranks.device.type, user_config, overridden_keys)
     ranks = replace(ranks, shared=plan.recipe.train.sequence_parallel)
     if calibrate and world is not None:
         raise ConfigError("--calibrate measures the ranks there are; expected it without --world")
+    words = command_words(name, set_, import_, deepspeed_config)
     try:
         if calibrate:
-            from recipes.estimate import MONITORS, calibrated, print_plan
-
-            quiet = {key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
-            with TemporaryDirectory() as folder:
-                trainer = Trainer(replace(plan, deepspeed=quiet), ranks, RunFolder(Path(folder)))
-                print_plan(plan, as_json=json_, measured=calibrated(trainer, calibrate))
+            print_calibrated(plan, ranks, calibrate, as_json=json_)
             return 0
         with (
             lasting_output(),
@@ -513,28 +533,66 @@ def train_command(
             own_run(plan, ranks, run_dir=run_dir, resume=resume, words=words) as (run, checkpoint),
         ):
             trainer = Trainer(plan, ranks, run, signals)
-            trainer.setup(checkpoint)  # None for a new run
+            trainer.setup(checkpoint)
             return trainer.fit()
     except TrainingFailure as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # once per machine
+        # Once per machine.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"training failed: {error}", file=sys.stderr)
         return 1
 
 
+def print_recipes() -> None:
+    """Print what every recipe is, and the methods that it exists for."""
+    console = Console()
+    for recipes in installed_recipes():
+        for title, text, methods in recipes.described():
+            console.print(f"{recipes.modality}.{title}: {text}")
+            if methods:
+                console.print(Padding(f"<method>: {' '.join(methods)}", (0, 0, 0, 4)))
+
+
+def command_words(
+    name: str, settings: Sequence[str], imports: Sequence[str], deepspeed_config: str | None
+) -> list[str]:
+    """The words of a command line that trains this recipe again."""
+    words = [name]
+    for setting in settings:
+        words += ["--set", setting]
+    for module in imports:
+        words += ["--import", module]
+    if deepspeed_config:
+        words += ["--deepspeed_config", deepspeed_config]
+    return words
+
+
+def print_calibrated(plan: Plan, ranks: Ranks, steps: int, *, as_json: bool) -> None:
+    """Print a plan with the memory and speed of so many real steps, which leave nothing on the
+    disk."""
+    from recipes.estimate import MONITORS, calibrated, print_plan
+
+    quiet = {key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(replace(plan, deepspeed=quiet), ranks, RunFolder(Path(folder)))
+        print_plan(plan, as_json=as_json, measured=calibrated(trainer, steps))
+
+
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> int:
     words = sys.argv[1:] if argv is None else argv
-    launchers = ("--local_rank=", "--local-rank=")  # ranks come from the environment
-    return call(
-        train_command, [word for word in words if not word.startswith(launchers)], prog=prog
-    )
+    # Ranks come from the environment, not from a launcher's options.
+    launcher_options = ("--local_rank=", "--local-rank=")
+    words = [word for word in words if not word.startswith(launcher_options)]
+    return call(train_command, words, prog=prog)
 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation
     (see `engine.leave`)."""
     code = main(argv, **named)
-    if code in (0, 129, 130, 143):  # finished, or stopped by SIGHUP, SIGINT, SIGTERM
-        stop()  # only where every rank comes here: after a failure it could wait for one that does not
+    # Finished, or stopped by SIGHUP, SIGINT or SIGTERM: every rank comes here. After a failure
+    # `stop` could wait for a rank that does not.
+    if code in (0, 129, 130, 143):
+        stop()
     leave(code)
 
 

@@ -12,9 +12,9 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from itertools import compress, pairwise
+from itertools import chain, compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from modalities.results import (
     LENGTH,
     Axis,
     ModelResult,
+    Row,
     Score,
     SeedMean,
     compact,
@@ -48,9 +49,8 @@ SPARE = (
 )
 DASHES = ("-", "--", ":", "-.")
 Style = dict[str, Any]  # arguments of matplotlib's plot
-WIDTH = (
-    9.6  # inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels
-)
+# Inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels.
+WIDTH = 9.6
 SMALLEST = 8.0
 LINE: Style = {"linewidth": 1.6, "markersize": 5.5, "alpha": 0.9, "zorder": 3}
 RULE: Style = {"color": "0.35", "linewidth": 1.0, "zorder": 1}
@@ -68,15 +68,20 @@ def scores_figure(
 ) -> None:
     """A panel for each score that is drawn and that rows have, over the axis."""
     results = mean_of_seeds(results, along.column)
-    columns = {name for result in results for row in result.rows for name in row}
-    drawn = [
-        score for score in scores if score.drawn and not score.exception and score.column in columns
-    ]
-    across = 2 if len(drawn) == 4 else min(3, len(drawn)) or 1
-    figure, axes = panels(math.ceil(len(drawn) / across) or 1, across, width=4.6, height=3.5)
-    for axis, score in zip(axes, drawn, strict=False):
+    columns: set[str] = set()
+    for row in _all_rows(results):
+        columns.update(row)
+    panel_scores = []
+    for score in scores:
+        if score.drawn and not score.exception and score.column in columns:
+            panel_scores.append(score)
+    # Four panels are two by two; a figure without a score has an empty one.
+    count = max(1, len(panel_scores))
+    across = 2 if count == 4 else min(3, count)
+    figure, axes = panels(math.ceil(count / across), across, width=4.6, height=3.5)
+    for axis, score in zip(axes, panel_scores, strict=False):
         curves(axis, results, score, along)
-    for axis in axes[len(drawn) :]:
+    for axis in axes[len(panel_scores) :]:
         axis.set_visible(False)
     finish(figure, axes, results, path)
 
@@ -99,32 +104,34 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
     """
     results = mean_of_seeds(results, LENGTH.column)
     across = min(4, len(results))
-    width = max(
-        3.0 if across > 1 else 5.0, 1.2 + 0.55 * max(len(result.rows) for result in results)
-    )
+    most_lengths = max(len(result.rows) for result in results)
+    least_width = 3.0 if across > 1 else 5.0
+    width = max(least_width, 1.2 + 0.55 * most_lengths)
     figure, axes = panels(math.ceil(len(results) / across), across, width=width, height=3.1)
     for axis in axes[len(results) :]:
         axis.set_visible(False)
-    beyond = False
+    any_beyond = False
     for axis, result in zip(axes, results, strict=False):
         lengths = [row["length"] for row in result.rows]
         depths = result.rows[0]["depths"]
-        grid = [[row[column][k] for row in result.rows] for k in range(len(depths))]
+        by_length = [row[column] for row in result.rows]
+        grid = list(zip(*by_length, strict=True))
         image = axis.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto", origin="upper")
         axis.set_xticks(range(len(lengths)), [compact(length) for length in lengths])
-        shown = range(0, len(depths), max(1, len(depths) // 5))
-        axis.set_yticks(shown, [f"{depths[k]:.0%}" for k in shown])
+        ticks = range(0, len(depths), max(1, len(depths) // 5))
+        axis.set_yticks(ticks, [f"{depths[k]:.0%}" for k in ticks])
         axis.set(title=result.label, xlabel="length (tokens)", ylabel="depth of the needle")
         inside = sum(length <= result.trained_at for length in lengths)
         if 0 < inside < len(lengths):
-            beyond = True
+            any_beyond = True
+            # Black dashes on white are seen on every colour of the map.
             axis.axvline(inside - 0.5, color="white", linewidth=2.5)
             axis.axvline(inside - 0.5, color="black", linewidth=1.2, linestyle=(0, (3, 2)))
         axis.title.set_fontsize(9)
     figure.colorbar(image, ax=axes[: len(results)], label="exact match", shrink=0.8)
-    figure.suptitle(
-        title + "\nright of the dashed line: longer than in training" * beyond, fontsize=10
-    )
+    if any_beyond:
+        title += "\nright of the dashed line: longer than in training"
+    figure.suptitle(title, fontsize=10)
     save_figure(figure, path)
 
 
@@ -137,18 +144,24 @@ def styles_of(results: Sequence[ModelResult]) -> list[Style]:
     for result in results:
         method = result.method
         base = method if method in STYLES else method.removesuffix("_ssmax")
-        round_, place = (
-            (0, 0) if base in STYLES else divmod(spare.setdefault(base, len(spare)), len(SPARE))
-        )
-        color, marker = STYLES.get(base) or SPARE[place]
-        dashes = DASHES[(models[method] + round_) % len(DASHES)]
+        dash = models[method]
+        if base in STYLES:
+            color, marker = STYLES[base]
+        else:
+            number = spare.setdefault(base, len(spare))
+            color, marker = SPARE[number % len(SPARE)]
+            dash += number // len(SPARE)
         models[method] += 1
-        style = {
-            "color": color,
-            "marker": marker,
-            "markerfacecolor": color if base == method else "white",
-        }
-        styles.append(LINE | style | {"linestyle": dashes, "label": result.label})
+        styles.append(
+            {
+                **LINE,
+                "color": color,
+                "marker": marker,
+                "markerfacecolor": color if base == method else "white",
+                "linestyle": DASHES[dash % len(DASHES)],
+                "label": result.label,
+            }
+        )
     return styles
 
 
@@ -160,8 +173,14 @@ def panels(rows: int, columns: int, *, width: float, height: float) -> tuple[Fig
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (max(min(width, WIDTH / columns), 1.8) * columns, height * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    panel_width = max(min(width, WIDTH / columns), 1.8)
+    figure, axes = pyplot.subplots(
+        rows,
+        columns,
+        figsize=(panel_width * columns, height * rows),
+        layout="constrained",
+        squeeze=False,
+    )
     return figure, list(axes.flat)
 
 
@@ -171,63 +190,73 @@ def curves(axis: Axes, results: Sequence[ModelResult], score: Score, along: Axis
     column = along.column
     whiskers = not any(isinstance(result, SeedMean) for result in results)
     for result, style in zip(results, styles_of(results), strict=True):
-        shown = [row.get(score.column) is not None for row in result.rows]
-        places = [row[column] for row in compress(result.rows, shown)]
-        axis.plot(places, [row[score.column] for row in compress(result.rows, shown)], **style)
-        _draw_band(axis, places, result, score.column, shown, style["color"], whiskers)
-    _scale_along(axis, sorted({row[column] for result in results for row in result.rows}), along)
+        has_score = [row.get(score.column) is not None for row in result.rows]
+        rows = list(compress(result.rows, has_score))
+        places = [row[column] for row in rows]
+        axis.plot(places, [row[score.column] for row in rows], **style)
+        if isinstance(result, SeedMean):
+            low = [row[score.column] for row in compress(result.low, has_score)]
+            high = [row[score.column] for row in compress(result.high, has_score)]
+            _draw_band(axis, places, low, high, style["color"])
+        elif whiskers:
+            _draw_whiskers(axis, places, rows, score.column, style["color"])
+    _scale_along(axis, sorted({row[column] for row in _all_rows(results)}), along)
     axis.set_xlabel(along.label, fontsize=9)
     axis.set_ylabel(score.label or score.column.replace("_", " "), fontsize=9)
     axis.grid(alpha=0.25, linewidth=0.6)
     if score.unit_interval:
         axis.set_ylim(-0.04, 1.04)
     elif not score.linear:
-        log_if_wide(
-            axis,
-            [
-                row[score.column]
-                for r in results
-                for row in r.rows
-                if row.get(score.column) is not None
-            ],
-        )
+        values = [row.get(score.column) for row in _all_rows(results)]
+        log_if_wide(axis, [value for value in values if value is not None])
     if score.level is not None:
         axis.axhline(score.level, **RULE)
-    name = f"chance_{score.column}"
-    chance = [(row[column], row[name]) for row in results[0].rows if name in row]
-    if chance:
-        axis.plot(*zip(*chance, strict=True), **RULE | {"linestyle": ":"})
-        axis.annotate("chance", chance[0], fontsize=SMALLEST, color="0.35", va="bottom")
+    chance = f"chance_{score.column}"
+    rows = [row for row in results[0].rows if chance in row]
+    if rows:
+        axis.plot(
+            [row[column] for row in rows],
+            [row[chance] for row in rows],
+            **RULE | {"linestyle": ":"},
+        )
+        first = (rows[0][column], rows[0][chance])
+        axis.annotate("chance", first, fontsize=SMALLEST, color="0.35", va="bottom")
     mark_training(axis, results, along)
     if score.title:
         name_panel(axis, score.title)
 
 
+def _all_rows(results: Sequence[ModelResult]) -> Iterator[Row]:
+    for result in results:
+        yield from result.rows
+
+
 def _draw_band(
-    axis: Axes,
-    places: list[float],
-    result: ModelResult,
-    column: str,
-    shown: list[bool],
-    color: str,
-    whiskers: bool,
+    axis: Axes, places: list[float], low: list[float], high: list[float], color: str
 ) -> None:
-    """From the least to the greatest seed; whiskers of the standard error where no model has
-    several."""
+    """From the least to the greatest seed."""
+    axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
+    for edge in (low, high):
+        axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, zorder=2)
+
+
+def _draw_whiskers(
+    axis: Axes, places: list[float], rows: Sequence[Row], column: str, color: str
+) -> None:
+    """Of the standard error, where rows have it: "nll_standard_error (512)" of "nll (512)"."""
     name, space, condition = column.partition(" (")
     error = f"{name}_standard_error{space}{condition}"
-    errors = [row.get(error) or 0.0 for row in compress(result.rows, shown)]
-    if isinstance(result, SeedMean):
-        low, high = (
-            [row[column] for row in compress(rows, shown)] for rows in (result.low, result.high)
-        )
-        axis.fill_between(places, low, high, color=color, alpha=0.07, linewidth=0, zorder=2)
-        for edge in (low, high):
-            axis.plot(places, edge, color=color, alpha=0.45, linewidth=0.7, zorder=2)
-    elif whiskers and any(errors):
-        values = [row[column] for row in compress(result.rows, shown)]
+    errors = [row.get(error) or 0.0 for row in rows]
+    if any(errors):
         axis.errorbar(
-            places, values, errors, fmt="none", ecolor=color, elinewidth=1.0, capsize=2.5, alpha=0.7
+            places,
+            [row[column] for row in rows],
+            errors,
+            fmt="none",
+            ecolor=color,
+            elinewidth=1.0,
+            capsize=2.5,
+            alpha=0.7,
         )
 
 
@@ -237,15 +266,13 @@ def _scale_along(axis: Axes, ticks: list[float], along: Axis) -> None:
     axis.set_xscale("log", base=2)
     gaps = [math.log2(b / a) for a, b in pairwise(ticks)]
     room = min(gaps) / sum(gaps) if gaps else 1.0
-    axis.set_xticks(
-        ticks,
-        [along.tick(tick) for tick in ticks],
-        rotation=0 if room > 0.07 and len(ticks) < 10 else 60,
-    )
+    rotation = 0 if room > 0.07 and len(ticks) < 10 else 60
+    axis.set_xticks(ticks, [along.tick(tick) for tick in ticks], rotation=rotation)
     if room < 0.12:
         axis.tick_params(axis="x", labelsize=SMALLEST)
     axis.set_xticks([], minor=True)
-    margin = 2 ** (0.07 * max(1.0, min(5.0, math.log2(ticks[-1] / ticks[0]))))
+    octaves = math.log2(ticks[-1] / ticks[0])
+    margin = 2 ** (0.07 * max(1.0, min(5.0, octaves)))
     axis.set_xlim(ticks[0] / margin, ticks[-1] * margin)
 
 
@@ -260,7 +287,8 @@ def log_if_wide(axis: Axes, values: Sequence[float]) -> None:
         return
     axis.set_yscale("log")
     narrow = max(positive) < 10 * min(positive)
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6, 8) if narrow else (1, 2, 5)))
+    factors = (1, 1.5, 2, 3, 4, 6, 8) if narrow else (1, 2, 5)
+    axis.yaxis.set_major_locator(LogLocator(subs=factors))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_minor_locator(LogLocator(subs=()))
@@ -271,20 +299,26 @@ def mark_training(axis: Axes, results: Sequence[ModelResult], along: Axis) -> No
     panel, where no curve runs."""
     low, high = axis.get_xlim()
     ranges = sorted({result.trained_range or (result.trained_at,) for result in results})
-    shown = [place for places in ranges for place in places if low <= place <= high]
-    for place in shown:
+    in_view = [place for place in chain.from_iterable(ranges) if low <= place <= high]
+    for place in in_view:
         axis.axvline(place, **RULE | {"linestyle": (0, (4, 3))})
-    if shown:
+    if in_view:
         names = ", ".join(" to ".join(map(along.tick, places)) for places in ranges)
-        where: Style = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-        middle = math.exp(sum(map(math.log, shown)) / len(shown))
+        middle = math.exp(sum(map(math.log, in_view)) / len(in_view))
         axis.annotate(
-            f"trained at {names}", (middle, 1.01), fontsize=SMALLEST, color="0.35", **where
+            f"trained at {names}",
+            (middle, 1.01),
+            fontsize=SMALLEST,
+            color="0.35",
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            va="bottom",
         )
 
 
 def name_panel(axis: Axes, text: str) -> None:
-    axis.set_title(text, pad=17, fontsize=11)  # above the line that names the training length
+    # Above the line that names the training length.
+    axis.set_title(text, pad=17, fontsize=11)
 
 
 def finish(
@@ -293,24 +327,31 @@ def finish(
     """One legend for all panels, below them, in the order of the models; then save."""
     handles, labels = axes[0].get_legend_handles_labels()
     counts = [result.seeds if isinstance(result, SeedMean) else 1 for result in results]
-    seeds = set(counts)
+    same_count = len(set(counts)) == 1
     names = {label: label for label in labels}
     for result, name, count in zip(results, short_names(results), counts, strict=True):
-        names[result.label] = name + (
-            "" if len(seeds) == 1 else f", {count} seeds" if count > 1 else ", one seed"
-        )
+        if not same_count:
+            name += f", {count} seeds" if count > 1 else ", one seed"
+        names[result.label] = name
     texts = [names[label] for label in labels]
     width, height = figure.get_size_inches()
-    columns = max(1, min(len(texts), int(width / (0.7 + 0.075 * max(map(len, texts))))))
+    longest = max(map(len, texts))
+    # A name takes 0.7 inches for its line and 0.075 for a letter; a row of the legend is 0.18 high.
+    columns = max(1, min(len(texts), int(width / (0.7 + 0.075 * longest))))
     figure.set_size_inches(width, height + 0.18 * math.ceil(len(texts) / columns))
-    style: Style = dict(
-        fontsize=8.5, frameon=False, handlelength=2.8, ncols=columns, title_fontsize=8.5
+    legend = figure.legend(
+        handles,
+        texts,
+        loc="outside lower center",
+        fontsize=8.5,
+        frameon=False,
+        handlelength=2.8,
+        ncols=columns,
+        title_fontsize=8.5,
     )
-    legend = figure.legend(handles, texts, loc="outside lower center", **style)
-    if seeds != {1}:
-        legend.set_title(
-            f"mean of {counts[0] if len(seeds) == 1 else 'the'} seeds, band from least to greatest"
-        )
+    if set(counts) != {1}:
+        number = str(counts[0]) if same_count else "the"
+        legend.set_title(f"mean of {number} seeds, band from least to greatest")
     elif any(axis.containers for axis in axes):
         legend.set_title("whiskers: standard error")
     save_figure(figure, path)

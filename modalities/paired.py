@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,29 +33,37 @@ class Observed(NamedTuple):
     pooled: str | None = None
 
 
-Comparison = tuple[np.ndarray, np.ndarray, float]
-Ratio = dict[
-    str, tuple[float, float]
-]  # of a pooled unit: stratum → what it adds to numerator and denominator
-ScoresByUnit = dict[
-    tuple[Place, str], dict[str, float | Ratio]
-]  # (place, column of the score) → unit → score
+# Of a pooled unit: stratum → what it adds to numerator and denominator.
+Ratio = dict[str, tuple[float, float]]
+# (place, column of the score) → unit → score.
+ScoresByUnit = dict[tuple[Place, str], dict[str, float | Ratio]]
+
+
+class Comparison(NamedTuple):
+    """Scores of units (seeds of both sides, units), the seeds' means, half the interval of the
+    sides' difference."""
+
+    scores: np.ndarray
+    means: np.ndarray
+    half: float
 
 
 def scores_by_unit(observed: Iterable[Observed]) -> ScoresByUnit:
     """The score of each unit, of a pooled one what it is made of; a unit of weight 0 has none."""
     sums: dict[tuple[Place, str], dict[str, dict[str | None, tuple[float, float]]]] = {}
-    for one in observed:
-        strata = sums.setdefault((one.point, one.column), {}).setdefault(one.unit, {})
-        total, weight = strata.get(one.pooled, (0.0, 0.0))
-        strata[one.pooled] = total + one.total, weight + one.weight
+    for part in observed:
+        units = sums.setdefault((part.point, part.column), {})
+        strata = units.setdefault(part.unit, {})
+        total, weight = strata.get(part.pooled, (0.0, 0.0))
+        strata[part.pooled] = (total + part.total, weight + part.weight)
     table: ScoresByUnit = {}
     for key, units in sums.items():
         scores = table.setdefault(key, {})
         for unit, strata in units.items():
             weighty = {stratum: pair for stratum, pair in strata.items() if pair[1]}
             if None in weighty:
-                scores[unit] = weighty[None][0] / weighty[None][1]
+                total, weight = weighty[None]
+                scores[unit] = total / weight
             elif weighty:
                 scores[unit] = {str(stratum): pair for stratum, pair in weighty.items()}
     return table
@@ -81,90 +89,120 @@ def paired_rows(
     or all units together where some are in several strata. A sample of one unit takes the mean
     variance of the others.
     """
-    sides = [*model, *against]
+    seeds = [*model, *against]
+    keys = list(seeds[0])
+    for seed in seeds[1:]:
+        keys = [key for key in keys if key in seed]
+    columns = list(dict.fromkeys(column for _, column in keys))
+    # A stable sort: within a column places stay in order.
+    keys.sort(key=lambda key: columns.index(key[1]))
     rows = []
-    shared = [key for key in sides[0] if all(key in side for side in sides)]
-    columns = list(dict.fromkeys(column for _, column in shared))
-    for point, column in sorted(
-        shared, key=lambda key: columns.index(key[1])
-    ):  # stable: places stay in order
-        tables = [side[point, column] for side in sides]
-        units = [unit for unit in tables[0] if all(unit in table for table in tables)]
-        if not units:
-            continue
-        compare: Callable[..., Comparison] = (
-            _pooled if isinstance(tables[0][units[0]], dict) else _equal
-        )
-        scores, means, half = compare(
-            [[table[unit] for unit in units] for table in tables], len(model)
-        )
-        gap = scores[: len(model)].mean(0) - scores[len(model) :].mean(0)
-        both = means[: len(model)], means[len(model) :]
-        values = [float(side.mean()) for side in both]
-        middle = float(both[0].mean() - both[1].mean())
-        row: Row = {
-            "score": column,
-            axis: point,
-            "units": len(units),
-            "value": values[0],
-            "against_value": values[1],
-        }
-        row |= {
-            "difference": middle,
-            "low": middle - half,
-            "high": middle + half,
-            "lower_in": float((gap < 0).mean()),
-        }
-        for name, side in zip(("", "against_"), both, strict=True):
-            row[f"{name}seeds"] = len(side)
-            row[f"{name}seed_deviation"] = (
-                statistics.stdev(side.tolist()) if len(side) > 1 else math.nan
-            )
-        rows.append(row)
+    for place, column in keys:
+        tables = [seed[place, column] for seed in seeds]
+        units = list(tables[0])
+        for table in tables[1:]:
+            units = [unit for unit in units if unit in table]
+        if units:
+            measured = _compare(tables, units, len(model))
+            rows.append({"score": column, axis: place, **measured})
     return rows
 
 
+def _compare(tables: Sequence[Mapping[str, Any]], units: Sequence[str], first: int) -> Row:
+    """The columns of one score at one place, of the `first` tables minus the others."""
+    by_seed = [[table[unit] for unit in units] for table in tables]
+    pooled = isinstance(by_seed[0][0], dict)
+    comparison = _pooled(by_seed, first) if pooled else _equal(by_seed, first)
+    gap = comparison.scores[:first].mean(0) - comparison.scores[first:].mean(0)
+    means = comparison.means[:first]
+    against_means = comparison.means[first:]
+    difference = float(means.mean() - against_means.mean())
+    return {
+        "units": len(units),
+        "value": float(means.mean()),
+        "against_value": float(against_means.mean()),
+        "difference": difference,
+        "low": difference - comparison.half,
+        "high": difference + comparison.half,
+        "lower_in": float((gap < 0).mean()),
+        "seeds": len(means),
+        "seed_deviation": _deviation(means),
+        "against_seeds": len(against_means),
+        "against_seed_deviation": _deviation(against_means),
+    }
+
+
+def _deviation(means: np.ndarray) -> float:
+    return statistics.stdev(means.tolist()) if len(means) > 1 else math.nan
+
+
 def _equal(units: list[list[float]], first: int) -> Comparison:
-    """Scores of units (seeds of both, units), their means, and half the interval of the `first`
-    rows minus the others."""
+    """Of units that weigh equally: (seeds of both sides, units), the `first` rows minus the
+    others."""
     scores = np.array(units)
     gap = scores[:first].mean(0) - scores[first:].mean(0)
     half = math.nan
-    if np.ptp(gap) > 0:  # where all units differ alike, nothing tells how others would
-        half = t_quantile(0.95, gap.size - 1) * float(gap.std(ddof=1)) / math.sqrt(gap.size)
-    return scores, scores.mean(1), half
+    # Where all units differ alike, nothing tells how others would.
+    if np.ptp(gap) > 0:
+        quantile = t_quantile(0.95, gap.size - 1)
+        half = quantile * float(gap.std(ddof=1)) / math.sqrt(gap.size)
+    return Comparison(scores, scores.mean(1), half)
 
 
 def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     """As `_equal`, of `Ratio`s."""
-    names = list(dict.fromkeys(name for row in units for unit in row for name in unit))
-    pairs = np.array(
-        [[[unit.get(name, (0.0, 0.0)) for name in names] for unit in row] for row in units]
-    )
-    # (seeds of both, units, strata)
-    total = pairs[..., 0]
-    weight = pairs[..., 1]
-    held = weight.sum(1, keepdims=True)
-    there = (held > 0).sum(2)  # strata that a side has
-    ratio = _divided(total.sum(1, keepdims=True), held)
-    residual = _divided(total - ratio * weight, held).sum(2) / there
+    total, weight = _totals_and_weights(units)
+    side_weight = weight.sum(1, keepdims=True)
+    num_strata = (side_weight > 0).sum(2)
+    ratio = _divided(total.sum(1, keepdims=True), side_weight)
+    residual = _divided(total - ratio * weight, side_weight).sum(2) / num_strata
     gap = residual[:first].mean(0) - residual[first:].mean(0)
-    inside = (weight > 0).any(0)
-    sample = np.zeros(len(gap), int) if (inside.sum(1) > 1).any() else inside.argmax(1)
-    groups = [gap[sample == one] for one in np.unique(sample)]
-    variances = [
-        len(group) * float(group.var(ddof=1)) if len(group) > 1 else math.nan for group in groups
-    ]
-    of_one = [v * len(group) for v, group in zip(variances, groups, strict=True) if len(group) > 1]
-    half = math.nan
-    if of_one and max(of_one) > 0:
-        error = math.sqrt(sum(float(np.mean(of_one)) if math.isnan(v) else v for v in variances))
-        half = t_quantile(0.95, len(gap) - len(groups)) * error
-    return (
+    return Comparison(
         _divided(total, weight).sum(2) / (weight > 0).sum(2),
-        ratio.sum(2)[:, 0] / there[:, 0],
-        half,
+        ratio.sum(2)[:, 0] / num_strata[:, 0],
+        _half_interval(gap, (weight > 0).any(0)),
     )
+
+
+def _totals_and_weights(units: list[list[Ratio]]) -> tuple[np.ndarray, np.ndarray]:
+    """(seeds of both sides, units, strata) each; 0 where a unit is not in a stratum."""
+    columns: dict[str, int] = {}
+    for row in units:
+        for unit in row:
+            for stratum in unit:
+                columns.setdefault(stratum, len(columns))
+    total = np.zeros((len(units), len(units[0]), len(columns)))
+    weight = np.zeros_like(total)
+    for n, row in enumerate(units):
+        for u, unit in enumerate(row):
+            for stratum, pair in unit.items():
+                place = (n, u, columns[stratum])
+                total[place], weight[place] = pair
+    return total, weight
+
+
+def _half_interval(gap: np.ndarray, in_stratum: np.ndarray) -> float:
+    """Half the 95% interval of Σ gap, of gaps (units,) whose samples are the strata; NaN where no
+    sample varies. in_stratum: (units, strata) bool."""
+    stratum = in_stratum.argmax(1)
+    if (in_stratum.sum(1) > 1).any():
+        # Some units are in several strata: all are one sample.
+        stratum = np.zeros(len(gap), int)
+    samples = [gap[stratum == number] for number in np.unique(stratum)]
+    variances = []
+    unit_variances = []
+    for sample in samples:
+        variance = math.nan
+        if len(sample) > 1:
+            variance = len(sample) * float(sample.var(ddof=1))
+            unit_variances.append(variance * len(sample))
+        variances.append(variance)
+    if not unit_variances or max(unit_variances) <= 0:
+        return math.nan
+    # A sample of one unit takes the mean variance of the others.
+    mean_variance = float(np.mean(unit_variances))
+    error = math.sqrt(sum(mean_variance if math.isnan(v) else v for v in variances))
+    return t_quantile(0.95, len(gap) - len(samples)) * error
 
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -175,12 +213,15 @@ def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def t_quantile(share: float, degrees: int) -> float:
     """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to
     1e-12 of its angle."""
-    # of θ = atan(t / √ν)
+    # Bounds of θ = atan(t / √ν).
     low = 0.0
     high = math.pi / 2
     while high - low > 1e-12:
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_share(middle, degrees) < share else (low, middle)
+        if _t_share(middle, degrees) < share:
+            low = middle
+        else:
+            high = middle
     return math.tan(low) * math.sqrt(degrees)
 
 
@@ -190,7 +231,8 @@ def _t_share(angle: float, degrees: int) -> float:
     odd = degrees % 2
     cos2 = math.cos(angle) ** 2
     k = np.arange(1, (degrees - odd) // 2)
-    ratios = (2 * k - 1 + odd) / (2 * k + odd)  # of one term to that before it, without cos²
+    # Of one term to that before it, without cos².
+    ratios = (2 * k - 1 + odd) / (2 * k + odd)
     terms = float(1 + np.cumprod(ratios * cos2).sum()) if degrees > 1 else 0.0
     if odd:
         return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * terms)
@@ -200,31 +242,45 @@ def _t_share(angle: float, degrees: int) -> float:
 def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Iterator[Table]:
     """A table for each score: every model's difference at every place, its 95% interval, and how
     many units it is over."""
-    seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
+    several_seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
+    columns = [axis.column, "difference", "95% interval", "lower", "n"]
+    if several_seeds:
+        columns.append("seeds")
     for score in dict.fromkeys(row["score"] for row in rows):
-        over = f"95% interval over n {units}; lower: in what share of them"
-        table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {over}")
-        table.add_column(
-            "model", overflow="fold", min_width=14
-        )  # a terminal of 80 has room for all columns
-        for column in [axis.column, "difference", "95% interval", "lower", "n"] + ["seeds"] * seeds:
-            table.add_column(
-                column, justify="right", no_wrap=column != axis.column, overflow="fold"
-            )
-        for row in (row for row in rows if row["score"] == score):
-            interval = "–" if math.isnan(row["low"]) else f"{row['low']:+.4f} to {row['high']:+.4f}"
-            shown = [
-                axis.tick(row[axis.column]),
-                f"{row['difference']:+.4f}",
-                interval,
-                f"{row['lower_in']:.0%}",
-            ]
-            shown += [str(row["units"])] + [f"{row['seeds']}, {row['against_seeds']}"] * seeds
-            table.add_row(row["model"], *shown)
+        interval = f"95% interval over n {units}; lower: in what share of them"
+        table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {interval}")
+        # A terminal of 80 columns has room for all.
+        table.add_column("model", overflow="fold", min_width=14)
+        for column in columns:
+            wraps = column == axis.column
+            table.add_column(column, justify="right", no_wrap=not wraps, overflow="fold")
+        for row in rows:
+            if row["score"] == score:
+                texts = _paired_texts(row, axis)
+                if several_seeds:
+                    texts.append(f"{row['seeds']}, {row['against_seeds']}")
+                table.add_row(row["model"], *texts)
         yield table
+
+
+def _paired_texts(row: Row, axis: Axis) -> list[str]:
+    interval = "–"
+    if not math.isnan(row["low"]):
+        interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
+    return [
+        axis.tick(row[axis.column]),
+        f"{row['difference']:+.4f}",
+        interval,
+        f"{row['lower_in']:.0%}",
+        str(row["units"]),
+    ]
 
 
 def result_table(title: str) -> Table:
     return Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )

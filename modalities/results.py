@@ -14,18 +14,25 @@ from typing import Any
 
 from zoo.files import replacing
 
-Row = dict[
-    str, Any
-]  # a row of a table by column: numbers, lists of numbers, text, whatever JSON carries
+# A row of a table by column: numbers, lists of numbers, text, whatever JSON carries.
+Row = dict[str, Any]
 CellValue = Row
 
 
 def compact(number: float) -> str:
     """128, 1k, 1.5k, 32k, 1M: lengths as tick labels, in powers of two."""
-    unit, size = next(
-        ((unit, size) for unit, size in (("M", 2**20), ("k", 2**10)) if number >= size), ("", 1)
-    )
-    return f"{number / size:.{3 if number / size < 999.5 else 4}g}{unit}"  # up to 1,023 without an exponent
+    unit = ""
+    size = 1
+    if number >= 2**20:
+        unit = "M"
+        size = 2**20
+    elif number >= 2**10:
+        unit = "k"
+        size = 2**10
+    value = number / size
+    # Three figures would write 1,000 to 1,023 with an exponent.
+    figures = 3 if value < 999.5 else 4
+    return f"{value:.{figures}g}{unit}"
 
 
 @dataclass(frozen=True)
@@ -44,48 +51,66 @@ LENGTH = Axis("length", "length (tokens, log₂)", compact)
 
 @dataclass(frozen=True)
 class Score:
-    """A column of rows that tables and figures show."""
+    """A column of rows that tables and figures show.
 
-    column: str  # rows may lack it
-    label: str = ""  # of the figure's panel; the column where empty
-    unit_interval: bool = False  # the panel's axis is 0 to 1, and more is better
-    linear: bool = False  # the panel's axis is never logarithmic
-    exception: bool = False  # a count that tables show where it is not 0, and figures do not
-    tabled: bool = True  # tables show it
-    drawn: bool = True  # the default figure has a panel for it
-    title: str = ""  # above the panel
-    level: float | None = None  # a line in the panel, such as chance
+    Attributes:
+        column: its name; rows may lack it.
+        label: of the figure's panel; the column where empty.
+        unit_interval: the panel's axis is 0 to 1, and more is better.
+        linear: the panel's axis is never logarithmic.
+        exception: a count that tables show where it is not 0, and figures do not.
+        tabled: tables show it.
+        drawn: the default figure has a panel for it.
+        title: above the panel.
+        level: where the panel has a line, such as chance.
+    """
+
+    column: str
+    label: str = ""
+    unit_interval: bool = False
+    linear: bool = False
+    exception: bool = False
+    tabled: bool = True
+    drawn: bool = True
+    title: str = ""
+    level: float | None = None
 
 
 @dataclass(frozen=True)
 class ModelResult:
     """All that one evaluator found about one model: what tables, files and figures are made
-    from."""
+    from.
+
+    Attributes:
+        label: the model's name in tables.
+        trained_at: place of training on the evaluator's axis.
+        rows, cells: of the evaluator.
+        method: "ggd_ssmax"; gives the model its colour.
+        group: models of one group are seeds of one set-up; tables and figures show their mean.
+        source: of held-out data; None for evaluators that have none.
+        trained_range: least and greatest place of training where it was at several; else empty.
+    """
 
     label: str
-    trained_at: int  # on the evaluator's axis
+    trained_at: int
     rows: list[Row]
     cells: dict[str, CellValue] = field(default_factory=dict)
-    method: str = ""  # "ggd_ssmax": gives the model its colour
+    method: str = ""
     weights: str = ""
     seconds: float = 0.0
-    group: str = (
-        ""  # models of one group are seeds of one set-up: tables and figures show their mean
-    )
-    source: str | None = None  # of held-out data; None for evaluators that have none
-    trained_range: tuple[
-        int, ...
-    ] = ()  # least and greatest place of training where it was at several; else empty
+    group: str = ""
+    source: str | None = None
+    trained_range: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class SeedMean(ModelResult):
-    """Several seeds of one set-up as one result: `rows` are means, the others extremes and
-    deviations, row by row."""
+    """Several seeds of one set-up as one result: `rows` are means; `low`, `high` and `deviation`
+    (sample standard deviation) are of the same places, row by row."""
 
     low: list[Row] = field(default_factory=list)
     high: list[Row] = field(default_factory=list)
-    deviation: list[Row] = field(default_factory=list)  # sample standard deviation
+    deviation: list[Row] = field(default_factory=list)
     seeds: int = 1
 
 
@@ -93,11 +118,9 @@ def short_names(results: Sequence[ModelResult]) -> list[str]:
     """The methods, which are short, where all are known and tell the results apart; else the
     labels."""
     methods = [result.method for result in results]
-    return (
-        methods
-        if all(methods) and len(set(methods)) == len(methods)
-        else [result.label for result in results]
-    )
+    if all(methods) and len(set(methods)) == len(methods):
+        return methods
+    return [result.label for result in results]
 
 
 def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult]:
@@ -110,109 +133,135 @@ def mean_of_seeds(results: Sequence[ModelResult], axis: str) -> list[ModelResult
     """
     groups: dict[tuple[str, str], list[ModelResult]] = {}
     for n, result in enumerate(results):
-        groups.setdefault(
-            ("group", result.group) if result.group else ("single", str(n)), []
-        ).append(result)
-    return [
-        members[0] if len(members) == 1 else _seed_mean(members, axis)
-        for members in groups.values()
-    ]
+        key = ("group", result.group) if result.group else ("single", str(n))
+        groups.setdefault(key, []).append(result)
+    means = []
+    for members in groups.values():
+        means.append(members[0] if len(members) == 1 else _seed_mean(members, axis))
+    return means
+
+
+# From the values of several rows to one.
+Reduce = Callable[[list[float]], float]
 
 
 def _seed_mean(members: list[ModelResult], axis: str) -> SeedMean:
     first = members[0]
-    if len({(member.trained_at, member.trained_range, member.method) for member in members}) > 1:
+    set_ups = {(member.trained_at, member.trained_range, member.method) for member in members}
+    if len(set_ups) > 1:
         labels = ", ".join(member.label for member in members)
         raise ValueError(f"{labels} are not seeds of one set-up: they were trained differently")
-    by_point = [{row[axis]: row for row in member.rows} for member in members]
-    points = [point for point in by_point[0] if all(point in rows for rows in by_point)]
+    rows_by_place: dict[Any, list[Row]] = {}
+    for member in members:
+        for place, row in {row[axis]: row for row in member.rows}.items():
+            rows_by_place.setdefault(place, []).append(row)
+    shared = {place: rows for place, rows in rows_by_place.items() if len(rows) == len(members)}
 
-    def reduced(how: Callable[[list[float]], float]) -> list[Row]:
-        rows = []
-        for point in points:
-            seeds = [rows_by_point[point] for rows_by_point in by_point]
-            names = dict.fromkeys(name for seed in seeds for name in seed)
-            row = {
-                name: _reduce([seed[name] for seed in seeds if name in seed], how) for name in names
-            }
-            rows.append(row | {axis: point})
-        return rows
+    def reduce_places(reduce: Reduce) -> list[Row]:
+        return [_reduce_rows(rows, reduce) | {axis: place} for place, rows in shared.items()]
 
     return SeedMean(
         first.group,
         first.trained_at,
-        reduced(_mean),
+        reduce_places(_mean),
         method=first.method,
         seconds=sum(member.seconds for member in members),
         group=first.group,
         source=first.source,
         trained_range=first.trained_range,
-        low=reduced(lambda values: _extreme(min, values)),
-        high=reduced(lambda values: _extreme(max, values)),
-        deviation=reduced(
-            lambda x: statistics.stdev(x) if len(x) > 1 and all(map(math.isfinite, x)) else math.nan
-        ),
+        low=reduce_places(_least),
+        high=reduce_places(_greatest),
+        deviation=reduce_places(_deviation),
         seeds=len(members),
     )
 
 
+def _all_finite(values: list[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
 def _mean(values: list[float]) -> float:
     # fmean refuses the sum of an infinity and its negative
-    return (
-        statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
-    )
+    return statistics.fmean(values) if _all_finite(values) else sum(values) / len(values)
 
 
-def _extreme(choose: Callable[[list[float]], float], values: list[float]) -> float:
-    return (
-        math.nan if any(map(math.isnan, values)) else choose(values)
-    )  # min and max depend on where a NaN is
+# What min and max give depends on where a NaN stands.
 
 
-def _reduce(values: list[Any], how: Callable[[list[float]], float]) -> Any:
-    """Numbers by `how`, lists of numbers place by place; anything else is kept where all agree,
+def _least(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else min(values)
+
+
+def _greatest(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _deviation(values: list[float]) -> float:
+    """Sample standard deviation; NaN of one value, or where one is not finite."""
+    if len(values) > 1 and _all_finite(values):
+        return statistics.stdev(values)
+    return math.nan
+
+
+def _reduce(values: list[Any], reduce: Reduce) -> Any:
+    """Numbers by `reduce`, lists of numbers place by place; anything else is kept where all agree,
     else None."""
     if all(isinstance(value, (int, float)) for value in values):
-        return how(values)
+        return reduce(values)
     if all(isinstance(value, list) for value in values):
-        return [_reduce(list(column), how) for column in zip(*values, strict=False)]
+        return [_reduce(list(column), reduce) for column in zip(*values, strict=False)]
     return values[0] if all(value == values[0] for value in values) else None
+
+
+def _reduce_rows(rows: Sequence[Row], reduce: Reduce) -> Row:
+    """One row: of each column, the values of the rows that have it, by `_reduce`."""
+    columns: dict[str, list[Any]] = {}
+    for row in rows:
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return {name: _reduce(values, reduce) for name, values in columns.items()}
 
 
 def mean_of_rows(rows: Sequence[Row]) -> Row:
     """The mean of every number; lists place by place; other values are kept where all agree, else
     None."""
-    return {name: _reduce([row.get(name) for row in rows], _mean) for name in rows[0]}
+    mean = {}
+    for name in rows[0]:
+        values = [row.get(name) for row in rows]
+        mean[name] = _reduce(values, _mean)
+    return mean
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
     """Rows under a header of all their columns, in order of first appearance; list values are left
     out. Text that a spreadsheet would take for a formula has an apostrophe before it, and no text
     has line breaks."""
-    columns = dict.fromkeys(
-        name for row in rows for name, value in row.items() if not isinstance(value, list)
-    )
+    columns: list[str] = []
+    for row in rows:
+        for name, value in row.items():
+            if name not in columns and not isinstance(value, list):
+                columns.append(name)
     with replacing(path) as file:
         table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        table.writerows(
-            [
-                map(_harmless, columns),
-                *([_harmless(row.get(name)) for name in columns] for row in rows),
-            ]
-        )
+        table.writerow([_harmless(name) for name in columns])
+        for row in rows:
+            table.writerow([_harmless(row.get(name)) for name in columns])
 
 
-_FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"  # the last four: in full width
+# First characters of a formula; the last four are in full width.
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
 
 
 def _harmless(value: object) -> object:
     if not isinstance(value, str):
         return value
-    text = " ".join(value.splitlines()).lstrip("\ufeff\u200b")  # which spreadsheets leave out
+    # Spreadsheets leave out a byte order mark and a space without width.
+    text = " ".join(value.splitlines()).lstrip("\ufeff\u200b")
     try:
         float(text)
     except ValueError:
-        return f"'{text}" if len(text) > 1 and text.lstrip()[:1] in tuple(_FORMULA) else text
+        if len(text) > 1 and text.lstrip()[:1] in _FORMULA:
+            return f"'{text}"
     return text
 
 

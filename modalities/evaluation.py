@@ -6,9 +6,9 @@ most. It is the same during training and after.
 
 The least that a new evaluator defines is `name`, `summary`, `scores`, `cells` and `measure`: rows
 are then means over the cells at each place of the axis, and the figure has a panel for each score.
-Its class names its settings, whose fields are
-options of the command, and its models: `class Find(Evaluator[SceneSettings, VisionTransformer])`.
-With `paired_over` and `observed` models can be compared unit by unit too (`--against`).
+Its class names its settings, whose fields are options of the command, and its models:
+`class Find(Evaluator[SceneSettings, VisionTransformer])`. With `paired_over` and `observed` models
+can be compared unit by unit too (`--against`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ from zoo.errors import LARGEST_SEED, did_you_mean, nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST = (
-    2**27
-)  # tokens, samples, pixels of a side, or whatever else a whole number of settings counts
+# Bounds of a setting that is a whole number: of tokens, samples, pixels of a side or whatever else.
+MOST = 2**27
 LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
 
 
@@ -60,10 +59,17 @@ def option(default: object, help: str, *, parse: Callable[[str], object] | None 
 
 def counts(text: str) -> tuple[int, ...]:
     """ "128,512,4k" to (128, 512, 4096)."""
-    scale = {"k": 2**10, "m": 2**20}
+    factors = {"k": 2**10, "m": 2**20}
     numbers = []
-    for part in filter(None, (p.strip().lower() for p in text.split(","))):
-        number, factor = (part[:-1], scale[part[-1]]) if part[-1] in scale else (part, 1)
+    for part in text.lower().split(","):
+        part = part.strip()
+        if not part:
+            continue
+        number = part
+        factor = 1
+        if part[-1] in factors:
+            number = part[:-1]
+            factor = factors[part[-1]]
         if not number.isdigit():
             raise ValueError(f"{part!r} is not a count; expected numbers such as 128,512,4k")
         numbers.append(int(number) * factor)
@@ -73,9 +79,8 @@ def counts(text: str) -> tuple[int, ...]:
 def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
     """ValueError for a value that is neither None nor one of `choices`; it names the nearest."""
     if value is not None and value not in choices:
-        raise ValueError(
-            f"{name} {value!r}; {did_you_mean(str(value), choices)}expected {' or '.join(choices)}"
-        )
+        suggestion = did_you_mean(str(value), choices)
+        raise ValueError(f"{name} {value!r}; {suggestion}expected {' or '.join(choices)}")
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,13 @@ class Settings:
             least = LEAST.get(name, -MOST)
             if name in LEAST and not isinstance(value, int | None):
                 raise ValueError(f"{name} {value!r}: expected a whole number")
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int) and number > most:
+            entries = value if isinstance(value, tuple) else (value,)
+            for number in entries:
+                if not isinstance(number, int):
+                    continue
+                if number > most:
                     raise ValueError(f"{name} {number:,}: expected at most {most:,}")
-                if isinstance(number, int) and number < least:
+                if number < least:
                     raise ValueError(f"{name} must be at least {least}, got {number}")
 
     def batch_size(self, tokens: int) -> int:
@@ -116,15 +124,10 @@ class LengthSettings(Settings):
     )
     seed: int = option(42, "of every random draw")
 
-    factors: ClassVar[tuple[int, ...]] = (
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-    )  # default lengths, in training lengths
-    counted: ClassVar[str] = "tokens"  # what lengths count
+    # Default lengths, in training lengths.
+    factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)
+    # What lengths count.
+    counted: ClassVar[str] = "tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,33 +176,28 @@ class Evaluator(ABC, Generic[S, Model]):
     the data section of the model's recipe; where settings name no source, what that training held
     out may be measured."""
 
+    # Its name on the command line; a line for --help and errors; a title of its panel in
+    # overview.png, the name where empty.
     name: ClassVar[str]
-    title: ClassVar[str] = ""  # of its panel in overview.png; the name where empty
-    summary: ClassVar[str]  # one line, for --help and error messages
-    version: ClassVar[int] = (
-        1  # raised when prompts or scoring change, so that earlier cells are not reused
-    )
-    scores: tuple[
-        Score, ...
-    ]  # what tables show and figures draw; of an instance where settings decide
-    overview: Score | None = (
-        None  # what represents it in overview.png, next to other evaluators of its axis
-    )
-    settings_class: ClassVar[type[Settings]] = (
-        LengthSettings  # the S of the nearest class that names one
-    )
+    summary: ClassVar[str]
+    title: ClassVar[str] = ""
+    # Raised when prompts or scoring change, so that earlier cells are not reused.
+    version: ClassVar[int] = 1
+    # What tables show and figures draw; of an instance where settings decide.
+    scores: tuple[Score, ...]
+    # What represents it in overview.png, next to other evaluators of its axis.
+    overview: Score | None = None
+    # By default the S of the nearest class that names one.
+    settings_class: ClassVar[type[Settings]] = LengthSettings
     axis: ClassVar[Axis] = LENGTH
-    unit: ClassVar[str] = "tokens"  # what the cost of a cell counts
-    paired_over: ClassVar[str] = (
-        ""  # what `observed` tells apart, such as "documents"; empty: no paired comparison
-    )
+    # What the cost of a cell counts.
+    unit: ClassVar[str] = "tokens"
+    # What `observed` tells apart, such as "documents"; empty: no paired comparison.
+    paired_over: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        named = (kind for base in vars(cls).get("__orig_bases__", ()) for kind in get_args(base))
-        settings = next(
-            (kind for kind in named if inspect.isclass(kind) and issubclass(kind, Settings)), None
-        )
+        settings = _settings_argument(cls)
         if settings is not None and "settings_class" not in vars(cls):
             cls.settings_class = settings
 
@@ -211,6 +209,8 @@ class Evaluator(ABC, Generic[S, Model]):
         # `measure` calls it with the units of its cell that it has read; the rest is added when the
         # cell is done.
         self.advance: Callable[[int], object] = lambda units: None
+
+    # The held-out data.
 
     @property
     def heldout(self) -> Heldout[Any] | None:
@@ -227,6 +227,8 @@ class Evaluator(ABC, Generic[S, Model]):
     def note(self) -> str:
         """What is to be said of the held-out data before they are measured; empty: nothing."""
         return ""
+
+    # The model on the axis.
 
     def trained_at(self, model: Model) -> int:
         """The place of training on the axis."""
@@ -249,36 +251,38 @@ class Evaluator(ABC, Generic[S, Model]):
         settings = cast(LengthSettings, self.settings)
         most = self.longest(model)
         lengths = settings.resolved_lengths(self.trained_at(model))
-        if most is None or lengths[-1] <= most:
+        greatest = lengths[-1]
+        if most is None or greatest <= most:
             return lengths
         if settings.lengths:
             reason = f"is beyond the {most} positions that the model has"
-            raise ValueError(f"length {lengths[-1]} {reason}: at most --lengths {most}")
+            raise ValueError(f"length {greatest} {reason}: at most --lengths {most}")
         return tuple(length for length in lengths if length <= most)
 
     def at_once(self, model: Model, length: int) -> int:
         """How much of a text of `length` is read: at most the training length under a control
         (`CutSettings`)."""
-        return (
-            min(length, self.trained_at(model))
-            if getattr(self.settings, "control", None)
-            else length
-        )
+        if getattr(self.settings, "control", None):
+            return min(length, self.trained_at(model))
+        return length
+
+    # Cells.
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default
         the held-out data and all settings but the source. Leave out what only decides which cells
         there are."""
-        settings = {
-            k: v
-            for k, v in dataclasses.asdict(self.settings).items()
-            if k not in ("source", "batch_tokens")
-        }
-        return settings | ({"heldout": self.heldout.fingerprint} if self.heldout else {})
+        identity = dataclasses.asdict(self.settings)
+        del identity["source"]
+        del identity["batch_tokens"]
+        if self.heldout:
+            identity["heldout"] = self.heldout.fingerprint
+        return identity
 
     def points(self, model: Model) -> tuple[Place, ...]:
         """The places on the axis that are measured."""
-        return tuple(dict.fromkeys(cell.data[self.axis.column] for cell in self.cells(model)))
+        places = [cell.data[self.axis.column] for cell in self.cells(model)]
+        return tuple(dict.fromkeys(places))
 
     @abstractmethod
     def cells(self, model: Model) -> list[Cell]:
@@ -294,18 +298,32 @@ class Evaluator(ABC, Generic[S, Model]):
     def measure(self, model: Model, cell: Cell) -> CellValue:
         """The numbers of one cell, the axis's column among them."""
 
+    def run(
+        self, model: Model, finished: Mapping[str, CellValue] | None = None
+    ) -> Iterator[tuple[str, CellValue]]:
+        """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow
+        meanwhile, are passed on."""
+        for cell in self.cells(model):
+            value = None if finished is None else finished.get(cell.name)
+            if value is None:
+                value = self.measure(model, cell)
+            yield cell.name, value
+
+    # Rows and comparisons.
+
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         """Cells gathered into table rows; by default the mean of every number at each place of the
         axis."""
         column = self.axis.column
-        by_point: dict[Place, list[CellValue]] = {}
+        by_place: dict[Place, list[CellValue]] = {}
         for cell in cells.values():
-            by_point.setdefault(cell[column], []).append(cell)
-        return [
-            {column: point}
-            | {name: value for name, value in mean_of_rows(values).items() if name != column}
-            for point, values in sorted(by_point.items())
-        ]
+            by_place.setdefault(cell[column], []).append(cell)
+        rows = []
+        for place in sorted(by_place):
+            mean = mean_of_rows(by_place[place])
+            del mean[column]
+            rows.append({column: place, **mean})
+        return rows
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         """The scores of the units in the cell called `name`: of the documents, prompts or contigs
@@ -316,23 +334,41 @@ class Evaluator(ABC, Generic[S, Model]):
         """Differences to the model labelled `against`, as `paired_rows`; seeds of a group are one
         model, by their means. ValueError where no result has that label, or there is no other."""
         scores: dict[str, list[ScoresByUnit]] = {}
+        reference = None
         for result in results:
-            observed = (
-                one for name, value in result.cells.items() for one in self.observed(name, value)
-            )
-            scores.setdefault(result.group or result.label, []).append(scores_by_unit(observed))
-        reference = next((one.group or one.label for one in results if one.label == against), None)
+            name = result.group or result.label
+            scores.setdefault(name, []).append(scores_by_unit(self._observed_in(result)))
+            if reference is None and result.label == against:
+                reference = name
         if reference is None or len(scores) < 2:
-            names = ", ".join(scores)
-            raise ValueError(
-                f"nothing to compare with {against!r}: measured are {names}, seeds of a set-up as one"
-            )
-        return [
-            {"model": name, "against": reference} | row
-            for name in scores
-            if name != reference
-            for row in paired_rows(scores[name], scores[reference], self.axis.column)
-        ]
+            measured = f"measured are {', '.join(scores)}, seeds of a set-up as one"
+            raise ValueError(f"nothing to compare with {against!r}: {measured}")
+        rows = []
+        for name in scores:
+            if name != reference:
+                for row in paired_rows(scores[name], scores[reference], self.axis.column):
+                    rows.append({"model": name, "against": reference, **row})
+        return rows
+
+    def _observed_in(self, result: ModelResult) -> Iterator[Observed]:
+        for name, value in result.cells.items():
+            yield from self.observed(name, value)
+
+    def numbers(self, model: Model) -> dict[str, float]:
+        """The finite scores of a model by name and place, such as {"passkey/free_generation@512":
+        0.98}."""
+        rows = self.rows(dict(self.run(model)))
+        scores = [score for score in self.scores if score.tabled and not score.exception]
+        numbers: dict[str, float] = {}
+        for row in rows:
+            place = self.axis.tick(row[self.axis.column])
+            for score in scores:
+                value = row.get(score.column)
+                if value is not None and math.isfinite(value):
+                    numbers[f"{self.name}/{score.column}@{place}"] = float(value)
+        return numbers
+
+    # Figures, tables and files.
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """All models in one figure, written to `path`; by default a panel of curves for each
@@ -350,32 +386,14 @@ class Evaluator(ABC, Generic[S, Model]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """Files in folder `out` besides JSON, CSV and PNG; none by default."""
 
-    def run(
-        self, model: Model, finished: Mapping[str, CellValue] | None = None
-    ) -> Iterator[tuple[str, CellValue]]:
-        """Yield (cell name, value) for every cell, in order; those in `finished`, which may grow
-        meanwhile, are passed on."""
-        for cell in self.cells(model):
-            value = None if finished is None else finished.get(cell.name)
-            yield cell.name, self.measure(model, cell) if value is None else value
 
-    def numbers(self, model: Model) -> dict[str, float]:
-        """The finite scores of a model by name and place, such as {"passkey/free_generation@512":
-        0.98}."""
-        numbers: dict[str, float] = {}
-        for row in self.rows(dict(self.run(model))):
-            for score in self.scores:
-                value = row.get(score.column)
-                if (
-                    score.tabled
-                    and not score.exception
-                    and value is not None
-                    and math.isfinite(value)
-                ):
-                    numbers[
-                        f"{self.name}/{score.column}@{self.axis.tick(row[self.axis.column])}"
-                    ] = float(value)
-        return numbers
+def _settings_argument(kind: type) -> type[Settings] | None:
+    """`SceneSettings` of `class Find(Evaluator[SceneSettings, VisionTransformer])`."""
+    for base in vars(kind).get("__orig_bases__", ()):
+        for argument in get_args(base):
+            if inspect.isclass(argument) and issubclass(argument, Settings):
+                return argument
+    return None
 
 
 class Listing(Evaluator[S, Model]):
@@ -397,9 +415,8 @@ class Listing(Evaluator[S, Model]):
 
     def write(self, results: list[ModelResult], out: Path) -> None:
         for result in results:
-            write_table(
-                out / f"{self.name}.{file_safe(result.label)}.tsv", result.rows, delimiter="\t"
-            )
+            name = f"{self.name}.{file_safe(result.label)}.tsv"
+            write_table(out / name, result.rows, delimiter="\t")
 
 
 def print_table(
@@ -410,12 +427,15 @@ def print_table(
     rows: Iterable[Sequence[str]],
 ) -> None:
     """Rows of a table with columns named `left` and, aligned to the right, `right`."""
-    from rich.box import SIMPLE_HEAD  # here: tools/gpu.py makes models where nothing is installed
-    from rich.table import Column, Table
+    # Imported here, since tools/gpu.py makes models where nothing is installed.
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
-    columns = [Column(name, overflow="fold") for name in left]
-    columns += [Column(name, justify="right", overflow="fold", min_width=6) for name in right]
-    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold", min_width=6)
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -426,14 +446,10 @@ def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
     evaluators: dict[str, type[Evaluator]] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         for kind in vars(importlib.import_module(module.name)).values():
-            local = (
-                inspect.isclass(kind)
-                and issubclass(kind, Evaluator)
-                and kind.__module__ == module.name
-            )
-            if not local or inspect.isabstract(kind):
+            if not inspect.isclass(kind) or not issubclass(kind, Evaluator):
                 continue
-            evaluators[kind.name] = kind
+            if kind.__module__ == module.name and not inspect.isabstract(kind):
+                evaluators[kind.name] = kind
     return evaluators
 
 
@@ -444,51 +460,57 @@ def scheduled_evaluators(
 ) -> list[tuple[int, Evaluator]]:
     """(steps between its runs, evaluator) of each entry of a recipe's `evaluate.during`; ValueError
     for a wrong entry."""
-    known = {name: kind for name, kind in known.items() if not issubclass(kind, Listing)}
+    kinds = {name: kind for name, kind in known.items() if not issubclass(kind, Listing)}
     evaluators: list[tuple[int, Evaluator]] = []
     for name, entry in during.items():
-        if name not in known:
+        if name not in kinds:
             raise ValueError(
-                f"evaluate.during: no evaluator {name!r} for these models; {nearest(name, known)}"
+                f"evaluate.during: no evaluator {name!r} for these models; {nearest(name, kinds)}"
             )
-        settings: dict[str, Any] = {**entry} if isinstance(entry, Mapping) else {"every": entry}
-        every = settings.pop("every", None)
+        values: dict[str, Any] = {**entry} if isinstance(entry, Mapping) else {"every": entry}
+        every = values.pop("every", None)
         if type(every) is not int or every < 1:
             raise ValueError(
-                f"evaluate.during: {name}={entry!r}: expected a number of steps or settings with 'every'"
+                f"evaluate.during: {name}={entry!r}: "
+                "expected a number of steps or settings with 'every'"
             )
-        parsers = {
-            field.name: field.metadata.get("parse")
-            for field in dataclasses.fields(known[name].settings_class)
-        }
         try:
-            for key, value in settings.items():
-                if key not in parsers:
-                    raise ValueError(f"{name} has no setting {key!r}; {nearest(key, parsers)}")
-                parse = parsers[key]
-                if parse is not None and isinstance(
-                    value, str | int | float
-                ):  # as on the command line
-                    value = parse(str(value))
-                settings[key] = tuple(value) if isinstance(value, list) else value
-            evaluators.append(
-                (every, known[name](known[name].settings_class(**settings), trained_on))
-            )
+            settings = _read_settings(kinds[name], values)
+            evaluators.append((every, kinds[name](settings, trained_on)))
         except (TypeError, ValueError) as error:
             raise ValueError(f"evaluate.during: {name}={entry!r}: {error}") from error
     return evaluators
 
 
+def _read_settings(kind: type[Evaluator], values: Mapping[str, Any]) -> Settings:
+    """An evaluator's settings from JSON values, or from texts as on the command line."""
+    parsers = {}
+    for setting in dataclasses.fields(kind.settings_class):
+        parsers[setting.name] = setting.metadata.get("parse")
+    settings: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in parsers:
+            raise ValueError(f"{kind.name} has no setting {key!r}; {nearest(key, parsers)}")
+        parse = parsers[key]
+        if parse is not None and isinstance(value, str | int | float):
+            value = parse(str(value))
+        settings[key] = tuple(value) if isinstance(value, list) else value
+    return kind.settings_class(**settings)
+
+
 def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:
     """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN
     for a single group."""
-    names, of = np.unique(groups, return_inverse=True)
-    if len(names) < 2:
+    names, group = np.unique(groups, return_inverse=True)
+    count = len(names)
+    if count < 2:
         return math.nan
-    sums = np.bincount(of, weights=values - values.mean())
-    return math.sqrt(len(names) / (len(names) - 1) * float((sums**2).sum())) / len(values)
+    sums = np.bincount(group, weights=values - values.mean())
+    return math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
 
 
 def standard_error(values: np.ndarray) -> float:
     """Of the mean of N values, from their sample standard deviation; NaN for fewer than two."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    return float(values.std(ddof=1) / math.sqrt(len(values)))

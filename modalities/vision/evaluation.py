@@ -26,8 +26,9 @@ from modalities.vision.images import MAX_PIXELS, Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
 
-FACTORS = (1, 1.5, 2, 3, 4)  # default sizes, in training sizes
-# share of the first so many pictures that reach a default size
+# Default sizes, in training sizes.
+FACTORS = (1, 1.5, 2, 3, 4)
+# A default size is one that this share of the first so many pictures reaches.
 ENOUGH = 0.9
 PROBED = 256
 
@@ -43,12 +44,13 @@ class SizeSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sizes is not None:
-            if not self.sizes or min(self.sizes) < 1 or max(self.sizes) ** 2 > MAX_PIXELS:
-                raise ValueError(
-                    f"sizes {list(self.sizes)}: expected 1 or more, images of at most {MAX_PIXELS:,}"
-                )
-            object.__setattr__(self, "sizes", tuple(sorted(set(self.sizes))))
+        sizes = self.sizes
+        if sizes is None:
+            return
+        if not sizes or min(sizes) < 1 or max(sizes) ** 2 > MAX_PIXELS:
+            expected = f"expected 1 or more, images of at most {MAX_PIXELS:,}"
+            raise ValueError(f"sizes {list(sizes)}: {expected}")
+        object.__setattr__(self, "sizes", tuple(sorted(set(sizes))))
 
 
 Sizes = TypeVar("Sizes", bound=SizeSettings)
@@ -59,17 +61,22 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     source named, or what the model's own training held out."""
 
     axis = Axis("size", "shorter side of the image (pixels, log₂)", "{:g}".format, "train_size")
-    enlarges: bool = False  # whether pictures may be smaller than a size
-    main: ClassVar[str] = "top1"  # the score that `controls` of rows are compared by
-    way_out: ClassVar[str] = ""  # of an error for sizes that no picture reaches
+    # Whether pictures may be smaller than a size.
+    enlarges: bool = False
+    # The score that `controls` of rows are compared by.
+    main: ClassVar[str] = "top1"
+    # Of an error for sizes that no picture reaches.
+    way_out: ClassVar[str] = ""
 
     def __init__(
         self, settings: Sizes | None = None, trained_on: Mapping[str, object] | None = None
     ) -> None:
         super().__init__(settings, trained_on)
-        self.source: str | VisionDataConfig = self.settings.source or (
-            heldout_by(self.trained_on) if self.trained_on else DEFAULT_SOURCE
-        )
+        self.source: str | VisionDataConfig = DEFAULT_SOURCE
+        if self.settings.source:
+            self.source = self.settings.source
+        elif self.trained_on:
+            self.source = heldout_by(self.trained_on)
 
     @property
     def trained_range(self) -> tuple[int, ...]:
@@ -95,13 +102,13 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
         images = self.heldout.items.images
         if source is None or not images.among:
             return ""
-        whole = f"{source}{'&' if '?' in source else '?'}{HELD_OUT}"
-        return f"{len(images):,} of the {images.among:,} pictures of {source} are held out; '{whole}' is all of them"
+        joint = "&" if "?" in source else "?"
+        part = f"{len(images):,} of the {images.among:,} pictures of {source} are held out"
+        return f"{part}; '{source}{joint}{HELD_OUT}' is all of them"
 
     def measured(self, results: list[ModelResult]) -> str:
-        row = max(
-            (row for result in results for row in result.rows), key=lambda row: row["skipped"]
-        )
+        rows = [row for result in results for row in result.rows]
+        row = max(rows, key=lambda row: row["skipped"])
         if not row["skipped"]:
             return ""
         count = row[self.unit]
@@ -112,16 +119,15 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """EVAL.controls.csv: the main score less that of each control; no file where no row has
         `controls`."""
-        rows = [
-            {"model": result.label, "size": row["size"], "score": self.main}
-            | control
-            | {"groups": row["groups"]}
-            for result in results
-            for row in result.rows
-            for control in row.get("controls", ())  # earlier versions have none
-        ]
-        if rows:
-            write_table(out / f"{self.name}.controls.csv", rows)
+        table: list[Row] = []
+        for result in results:
+            for row in result.rows:
+                facts: Row = {"model": result.label, "size": row["size"], "score": self.main}
+                # Rows of earlier versions have none.
+                for control in row.get("controls", ()):
+                    table.append(facts | control | {"groups": row["groups"]})
+        if table:
+            write_table(out / f"{self.name}.controls.csv", table)
 
     def trained_at(self, model: VisionTransformer) -> int:
         return min(model.config.train_size)
@@ -137,57 +143,59 @@ class SizeEvaluator(Evaluator[Sizes, VisionTransformer]):
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         """(height, width) of every point, ascending, at the aspect of training; that of training is
         among them."""
-        step = self.step(model)
         trained = model.config.train_size
-        for size in self.settings.sizes or ():
-            if wrong := not_multiples([size], step):
-                raise ValueError(
-                    f"size {size} does not divide into patches of {model.config.patch_size}: {wrong}"
-                )
-        factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
-        sizes = set(
-            self.settings.sizes
-            or (max(1, round(factor * min(trained) / step)) * step for factor in factors)
-        )
-        if self.settings.sizes is None and not self.enlarges:
-            sides = sorted(self.sides(model, PROBED).values(), reverse=True)
-            sizes = {size for size in sizes if size <= sides[math.ceil(ENOUGH * len(sides)) - 1]}
         least = min(trained)
-        return [
-            (size * trained[0] // least, size * trained[1] // least)
-            for size in sorted(sizes | {least})
-        ]
+        sizes = {*self._sizes(model), least}
+        return [(size * trained[0] // least, size * trained[1] // least) for size in sorted(sizes)]
+
+    def _sizes(self, model: VisionTransformer) -> list[int]:
+        """Those of the settings, a ValueError where they are not in whole patches; by default those
+        of FACTORS that most pictures reach."""
+        step = self.step(model)
+        if self.settings.sizes is not None:
+            for size in self.settings.sizes:
+                wrong = not_multiples([size], step)
+                if wrong:
+                    patch = model.config.patch_size
+                    raise ValueError(
+                        f"size {size} does not divide into patches of {patch}: {wrong}"
+                    )
+            return list(self.settings.sizes)
+        factors = (1,) if getattr(model.config, "fixed", False) else FACTORS
+        least = min(model.config.train_size)
+        sizes = [max(1, round(factor * least / step)) * step for factor in factors]
+        if self.enlarges:
+            return sizes
+        sides = sorted(self.sides(model, PROBED).values(), reverse=True)
+        reach = sides[math.ceil(ENOUGH * len(sides)) - 1]
+        return [size for size in sizes if size <= reach]
 
     def sides(self, model: VisionTransformer, count: int) -> dict[int, int]:
         """By place, the shorter side that each of the first `count` pictures reaches; without those
         whose header is broken."""
         items = self.heldout.items
-        sides = {
-            place: items.side(place, model.config.train_size)
-            for place in range(min(count, len(items)))
-        }
+        shape = model.config.train_size
+        sides = {place: items.side(place, shape) for place in range(min(count, len(items)))}
         if not any(sides.values()):
-            raise ValueError(
-                f"source {self.heldout.name!r}: none of its held-out images can be read: {items.name(0)}"
-            )
+            problem = f"none of its held-out images can be read: {items.name(0)}"
+            raise ValueError(f"source {self.heldout.name!r}: {problem}")
         return {place: side for place, side in sides.items() if side}
 
     def check_reach(self, model: VisionTransformer, size: int, sides: Mapping[int, int]) -> None:
         """ValueError for a size that no picture reaches; it names the largest."""
-        if size > (most := max(sides.values())):
-            step = self.step(model)
-            pictures = f"held-out pictures of {self.heldout.name!r} have"
-            largest = (
-                f"the largest size is {most // step * step}"
-                if most >= step
-                else "they reach no valid size"
-            )
-            raise ValueError(
-                f"size {size} has more pixels than {pictures}: {largest}{self.way_out}"
-            )
+        most = max(sides.values())
+        if size <= most:
+            return
+        step = self.step(model)
+        largest = "they reach no valid size"
+        if most >= step:
+            largest = f"the largest size is {most // step * step}"
+        pictures = f"held-out pictures of {self.heldout.name!r} have"
+        raise ValueError(f"size {size} has more pixels than {pictures}: {largest}{self.way_out}")
 
 
 def by_shape(cells: Iterable[CellValue]) -> dict[Shape, list[CellValue]]:
+    """Cells by (height, width)."""
     shapes: dict[Shape, list[CellValue]] = {}
     for cell in cells:
         shapes.setdefault((cell["height"], cell["width"]), []).append(cell)
@@ -197,11 +205,14 @@ def by_shape(cells: Iterable[CellValue]) -> dict[Shape, list[CellValue]]:
 def counted(cells: Sequence[CellValue], **counts: int) -> Row:
     """The first columns of the row of one shape: its sides, what was measured, and what was
     skipped."""
-    skipped: Counter[str] = sum((Counter(cell["skipped"]) for cell in cells), Counter())
+    skipped: Counter[str] = Counter()
+    for cell in cells:
+        skipped.update(cell["skipped"])
     because = ", ".join(f"{number} {reason}" for reason, number in skipped.most_common())
     if not all(counts.values()):
+        size = cells[0]["size"]
         raise ValueError(
-            f"none of the held-out pictures can be measured at {cells[0]['size']} pixels: {because}"
+            f"none of the held-out pictures can be measured at {size} pixels: {because}"
         )
     row: Row = {name: cells[0][name] for name in ("size", "height", "width")}
     return row | counts | {"skipped": skipped.total(), "skipped_because": because}

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from modalities.vision.errors import BadImage
 
-# Pixels round the boxes of the evidence that a window shows too, where picture and window have them.
+# Pixels round the boxes of the evidence that a window shows too, where picture and window have
+# them.
 MARGIN = 8
 
 # Left, top, width, height in pixels.

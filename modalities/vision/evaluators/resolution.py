@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,15 +33,19 @@ from modalities.vision.images import Shape
 from modalities.vision.model import VisionTransformer
 from zoo.positions import slices
 
-CHUNK = 128  # images in a cell
-MOST_SCORED = 64  # classes of which a cell keeps every logit
+# Images in a cell.
+CHUNK = 128
+# Classes of which a cell keeps every logit.
+MOST_SCORED = 64
 MODES = ("native", "resized")
-ENLARGED = "enlarged "  # what a cell's name starts with that is no point of the curve
+# What a cell's name starts with that is no point of the curve.
+ENLARGED = "enlarged "
+# Column by control.
 GAINS = {
     "reduced": "gain",
     "multi_scale": "multi_scale_gain",
     "enlarged": "enlarged_gain",
-}  # column by control
+}
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,10 @@ class ResolutionSettings(SizeSettings):
     """`samples` counts images, the first of a fixed random order (default: all).
 
     mode: "native" reduces stored images to the size, so that a larger one has real detail; images
-    too small for one of the
-        sizes are left out of all, and counted. "resized" takes every image and enlarges those, as
-        papers do.
+        too small for one of the sizes are left out of all, and counted. "resized" takes every image
+        and enlarges those, as papers do.
     enlarged: also read every image reduced to the training size and enlarged: the control without
-    new detail.
+        new detail.
     """
 
     mode: str = option("native", "native, or resized (enlarges too small images)")
@@ -92,7 +95,11 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         *(Score(f"{control}_top1", drawn=False) for control in GAINS),
         Score("chance_top1", tabled=False, drawn=False),
         Score(
-            "gain", "top-1 − top-1 at the best smaller size", linear=True, tabled=False, level=0.0
+            "gain",
+            "top-1 − top-1 at the best smaller size",
+            linear=True,
+            tabled=False,
+            level=0.0,
         ),
         Score(
             "multi_scale_gain",
@@ -102,7 +109,11 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
             level=0.0,
         ),
         Score(
-            "enlarged_gain", "top-1 − top-1 of the enlarged", linear=True, tabled=False, level=0.0
+            "enlarged_gain",
+            "top-1 − top-1 of the enlarged",
+            linear=True,
+            tabled=False,
+            level=0.0,
         ),
         Score("skipped", exception=True),
     )
@@ -127,91 +138,83 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         }
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
-        settings = self.settings
         images = self.heldout.items
         trained = model.config.train_size
-        if images.classes and len(images.classes) != model.config.num_classes:
-            listed = f"{len(images.classes)} classes and the model {model.config.num_classes}"
-            way_out = (
-                "only images of the model's own classes can be scored: give --source such images"
-            )
-            raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
+        self._check_classes(model)
         shapes = self.shapes(model)
         roles = [("", shape) for shape in shapes]
-        if settings.enlarged:
+        if self.settings.enlarged:
             roles += [(ENLARGED, shape) for shape in shapes if min(shape) > min(trained)]
-        count = min(settings.samples or len(images), len(images))
+        count = min(self.settings.samples or len(images), len(images))
         small: set[int] = set()
         if not self.enlarges:
             sides = self.sides(model, count)
             largest = min(shapes[-1])
             self.check_reach(model, largest, sides)
             small = {place for place, side in sides.items() if side < largest}
-        needed = "+".join(f"{h}x{w}" for h, w in dict.fromkeys((trained, shapes[-1])))
+        ends = dict.fromkeys((trained, shapes[-1]))
+        needed = "+".join(f"{height}x{width}" for height, width in ends)
         cells = []
         for role, (height, width) in roles:
             for part in slices(count, CHUNK):
                 places = range(part.start, part.stop)
-                without = small.intersection(places)
+                small_places = small.intersection(places)
                 name = f"{role}{height}x{width}/images={part.start}-{part.stop}"
-                name += (
-                    f"/of {needed}" if without else ""
-                )  # here the numbers depend on the other sizes
+                if small_places:
+                    # The numbers depend on the other sizes.
+                    name += f"/of {needed}"
                 data = {
                     "shape": (height, width),
                     "places": places,
-                    "small": without,
+                    "small": small_places,
                     "enlarged": role == ENLARGED,
                 }
                 cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
+    def _check_classes(self, model: VisionTransformer) -> None:
+        classes = self.heldout.items.classes
+        if classes and len(classes) != model.config.num_classes:
+            listed = f"{len(classes)} classes and the model {model.config.num_classes}"
+            way_out = (
+                "only images of the model's own classes can be scored: give --source such images"
+            )
+            raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
+
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
-        height, width = shape = cell.data["shape"]
+        shape = cell.data["shape"]
+        height, width = shape
         patch = model.config.patch_size
-        classes = model.config.num_classes
-        like = next(model.parameters())
         tokens = model.num_prefix_tokens + (height // patch) * (width // patch)
-        skipped: Counter[str] = Counter(
-            {"too small": len(cell.data["small"])} if cell.data["small"] else {}
-        )
-        ranks = (1, 5) if classes > 5 else (1,)
-        sums: dict[str, float] = {"images": 0, "nll_sum": 0.0} | {f"top{k}": 0 for k in ranks}
-        columns = ("labels", "said", "groups", *(("logits",) if classes <= MOST_SCORED else ()))
-        answers: dict[str, list[object]] = {name: [] for name in columns}
-        places = [place for place in cell.data["places"] if place not in cell.data["small"]]
+        like = next(model.parameters())
+        small = cell.data["small"]
+        places = [place for place in cell.data["places"] if place not in small]
+        skipped: Counter[str] = Counter()
+        if small:
+            skipped["too small"] = len(small)
+        answers = _Answers(model.config.num_classes)
         for part in slices(len(places), min(self.settings.batch_size(tokens), CHUNK)):
-            rows: list[tuple[Tensor, int, str]] = []
+            samples: list[tuple[Tensor, int, str]] = []
             for place in places[part.start : part.stop]:
                 try:
-                    rows.append(self._read(model, place, shape, enlarged=cell.data["enlarged"]))
+                    samples.append(self._read(model, place, shape, enlarged=cell.data["enlarged"]))
                 except BadImage as error:
                     skipped[error.reason] += 1
-            if not rows:
+            if not samples:
                 continue
-            pixels, truths, groups = zip(*rows, strict=True)
-            labels = torch.tensor(truths)
+            pixels, labels, groups = zip(*samples, strict=True)
             logits = model(torch.stack(pixels).to(like)).float().cpu()
             self.advance(len(labels))
-            sums["images"] += len(labels)
-            sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
-            finite = logits.isfinite().all(1)  # with a NaN or infinite logit the answer is −1
-            for k in ranks:
-                best = logits.topk(min(k, logits.shape[1]), dim=1).indices
-                sums[f"top{k}"] += int(((best == labels[:, None]).any(1) & finite).sum())
-            answers["labels"] += labels.tolist()
-            answers["said"] += logits.argmax(1).where(finite, -1).tolist()
-            answers["groups"] += groups
-            if "logits" in answers:
-                answers["logits"] += np.round(logits.double().numpy(), 4).tolist()
-        facts = {"size": min(shape), "height": height, "width": width}
-        return (
-            facts
-            | {"trained": shape == model.config.train_size, "skipped": dict(skipped)}
-            | sums
-            | answers
-        )
+            answers.add(logits, torch.tensor(labels), groups)
+        facts = {
+            "size": min(shape),
+            "height": height,
+            "width": width,
+            "trained": shape == model.config.train_size,
+            "skipped": dict(skipped),
+        }
+        return facts | answers.sums | answers.columns
 
     def _read(
         self, model: VisionTransformer, place: int, shape: Shape, *, enlarged: bool
@@ -219,26 +222,23 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
         """Pixels, label and group of an image. Raises BadImage; ValueError for a label that the
         model does not have."""
         image, label = self.heldout.items[place]
-        if not isinstance(label, int) or not 0 <= label < model.config.num_classes:
+        classes = model.config.num_classes
+        if not isinstance(label, int) or not 0 <= label < classes:
             what = f"{self.heldout.name!r} has an image of class {label}"
-            raise ValueError(f"{what}; the model has {model.config.num_classes} classes")
-        return (
-            model.pixels(image, *shape, enlarged=enlarged),
-            label,
-            self.heldout.items.group(place),
-        )
+            raise ValueError(f"{what}; the model has {classes} classes")
+        pixels = model.pixels(image, *shape, enlarged=enlarged)
+        return pixels, label, self.heldout.items.group(place)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         points = by_shape(cell for name, cell in cells.items() if not name.startswith(ENLARGED))
         enlarged = by_shape(cell for name, cell in cells.items() if name.startswith(ENLARGED))
-        trained = next(
-            _row(measured)["top1"] for measured in points.values() if measured[0]["trained"]
-        )
+        trained = next(measured for measured in points.values() if measured[0]["trained"])
+        trained_top1 = _row(trained)["top1"]
         rows: list[Row] = []
         smaller: list[list[CellValue]] = []
         for shape, measured in points.items():
             row = _row(measured)
-            row["ratio"] = row["top1"] / trained if trained else math.nan
+            row["ratio"] = row["top1"] / trained_top1 if trained_top1 else math.nan
             controls: dict[str, np.ndarray] = {}
             if smaller:
                 controls["reduced"] = max(map(_right, smaller), key=np.mean)
@@ -257,6 +257,34 @@ class Resolution(SizeEvaluator[ResolutionSettings]):
                 yield Observed(cell["size"], group, "top1", right, pooled="all")
 
 
+class _Answers:
+    """What a cell keeps of a model's answers: sums, and columns with an entry for each image."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.ranks = (1, 5) if num_classes > 5 else (1,)
+        self.sums: dict[str, float] = {"images": 0, "nll_sum": 0.0}
+        self.sums |= {f"top{rank}": 0 for rank in self.ranks}
+        self.columns: dict[str, list[object]] = {"labels": [], "said": [], "groups": []}
+        if num_classes <= MOST_SCORED:
+            self.columns["logits"] = []
+
+    def add(self, logits: Tensor, labels: Tensor, groups: Sequence[str]) -> None:
+        """Count the answers (N, classes) to N images."""
+        self.sums["images"] += len(labels)
+        self.sums["nll_sum"] += float(F.cross_entropy(logits, labels, reduction="sum"))
+        # With a NaN or infinite logit the answer is −1.
+        finite = logits.isfinite().all(1)
+        for rank in self.ranks:
+            best = logits.topk(min(rank, logits.shape[1]), dim=1).indices
+            hits = (best == labels[:, None]).any(1)
+            self.sums[f"top{rank}"] += int((hits & finite).sum())
+        self.columns["labels"] += labels.tolist()
+        self.columns["said"] += logits.argmax(1).where(finite, -1).tolist()
+        self.columns["groups"] += groups
+        if "logits" in self.columns:
+            self.columns["logits"] += np.round(logits.double().numpy(), 4).tolist()
+
+
 def _column(cells: list[CellValue], name: str) -> np.ndarray:
     return np.array([value for cell in cells for value in cell[name]])
 
@@ -270,29 +298,35 @@ def _units(cells: list[CellValue]) -> list[str]:
     """What errors are over: the group of each image; the images themselves where all are of one
     group."""
     groups = [group for cell in cells for group in cell["groups"]]
-    return groups if len(set(groups)) > 1 else [str(n) for n in range(len(groups))]
+    if len(set(groups)) > 1:
+        return groups
+    return [str(n) for n in range(len(groups))]
 
 
 def _row(cells: list[CellValue]) -> Row:
     """A table row from the cells of one shape, without the ratio and the controls."""
     count = sum(cell["images"] for cell in cells)
     row = counted(cells, images=count)
-    row["top1"] = top1 = sum(cell["top1"] for cell in cells) / count
+    top1 = sum(cell["top1"] for cell in cells) / count
     units = _units(cells)
-    by_image = math.sqrt(top1 * (1 - top1) / count)
-    row["top1_standard_error"] = (
-        by_image if len(set(units)) == len(units) else clustered_error(_right(cells), units)
-    )
+    row["top1"] = top1
+    if len(set(units)) == len(units):
+        row["top1_standard_error"] = math.sqrt(top1 * (1 - top1) / count)
+    else:
+        row["top1_standard_error"] = clustered_error(_right(cells), units)
     if "top5" in cells[0]:
         row["top5"] = sum(cell["top5"] for cell in cells) / count
-    return row | {"nll": sum(cell["nll_sum"] for cell in cells) / count, "ratio": math.nan}
+    row["nll"] = sum(cell["nll_sum"] for cell in cells) / count
+    row["ratio"] = math.nan
+    return row
 
 
 def _mean_of_sizes(sizes: list[list[CellValue]]) -> np.ndarray:
     """(N,) as `_right`, of the mean of the probabilities at every size; an image with a logit that
     is not finite is wrong."""
     logits = torch.stack([torch.from_numpy(_column(cells, "logits")) for cells in sizes])
-    predicted = logits.softmax(-1).mean(0).argmax(-1).where(logits.isfinite().all(-1).all(0), -1)
+    finite = logits.isfinite().all(-1).all(0)
+    predicted = logits.softmax(-1).mean(0).argmax(-1).where(finite, -1)
     return (predicted.numpy() == _column(sizes[-1], "labels")).astype(float)
 
 
@@ -305,19 +339,25 @@ def _gains(cells: list[CellValue], controls: Mapping[str, np.ndarray]) -> Row:
     def by_unit(right: np.ndarray) -> ScoresByUnit:
         pairs = zip(units, right.tolist(), strict=True)
         return scores_by_unit(
-            Observed(None, unit, "top1", one, pooled="all") for unit, one in pairs
+            Observed(None, unit, "top1", score, pooled="all") for unit, score in pairs
         )
 
     columns: Row = {
         "chance_top1": float(np.bincount(labels).max() / len(labels)),
         "groups": len(set(units)),
+        "controls": [],
     }
-    columns["controls"] = []
     for name, right in controls.items():
         (row,) = paired_rows([by_unit(_right(cells))], [by_unit(right)])
-        columns |= {f"{name}_top1": row["against_value"], GAINS[name]: row["difference"]}
-        control = {"control": name, "value": row["value"], "control_value": row["against_value"]}
-        columns["controls"].append(
-            control | {column: row[column] for column in ("difference", "low", "high")}
-        )
+        columns[f"{name}_top1"] = row["against_value"]
+        columns[GAINS[name]] = row["difference"]
+        control = {
+            "control": name,
+            "value": row["value"],
+            "control_value": row["against_value"],
+            "difference": row["difference"],
+            "low": row["low"],
+            "high": row["high"],
+        }
+        columns["controls"].append(control)
     return columns

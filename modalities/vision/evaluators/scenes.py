@@ -7,15 +7,17 @@ ways, with the weights as they are:
 
     native       whole, at H × W
     reduced      resized to the training size first (its shorter side): the cheap way to read a
-    large picture multi_scale  the mean of the probabilities at every size measured up to H × W, the
-    smaller ones by reducing
+                 large picture
+    multi_scale  the mean of the probabilities at every size measured up to H × W, the smaller ones
+                 by reducing
     enlarged     the canvas of the training size, enlarged to H × W: as many patches, and no more to
-    be seen
+                 be seen
     tiled        cut into windows of the training size, each read alone; how they are put together
-    is the task's overlapping  the same with windows half a side apart; a place is taken from the
-    window in whose middle it lies most
+                 is the task's
+    overlapping  the same with windows half a side apart; a place is taken from the window in whose
+                 middle it lies most
     cropped      of `find`: the window of the training size round the ring, which code that learns
-    nothing finds (rings.py)
+                 nothing finds (rings.py)
 
 `gain` is native less the best of the others; EVAL.controls.csv has native less each, with 95%
 intervals over the groups.
@@ -51,6 +53,7 @@ from modalities.vision.objects import Objects, at_patches, check_objects, cut, t
 from modalities.vision.rings import ring_centre
 from zoo.positions import slices
 
+# Titles of panels, by reading.
 TITLES = {
     "native": "read whole",
     "reduced": "reduced to the training size",
@@ -59,9 +62,10 @@ TITLES = {
     "tiled": "in tiles",
     "overlapping": "in overlapping tiles",
     "cropped": "cut to the training size",
-}  # of panels, by reading
+}
 READINGS = ("native", "reduced", "multi_scale", "enlarged", "tiled", "overlapping")
-CHUNK = 64  # scenes in a cell
+# Scenes in a cell.
+CHUNK = 64
 CONTROLS = (
     "on canvases in which objects keep their pixels, compared with reading them reduced or in tiles"
 )
@@ -98,19 +102,20 @@ class Canvas:
         if self.shape == shape:
             return self
         image = self.image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
-        down, across = (new / old for old, new in zip(self.shape, shape, strict=True))
-        return Canvas(
-            image, replace(self.objects, boxes=self.objects.boxes * [across, down, across, down])
-        )
+        down = shape[0] / self.image.height
+        across = shape[1] / self.image.width
+        boxes = self.objects.boxes * [across, down, across, down]
+        return Canvas(image, replace(self.objects, boxes=boxes))
 
 
 def scene_scores(
     main: Score, *others: Score, readings: Sequence[str] = READINGS
 ) -> tuple[Score, ...]:
-    controls = (
-        replace(main, column=f"{name}_{main.column}", title=TITLES[name]) for name in readings[1:]
-    )
-    chance = Score(f"chance_{main.column}", drawn=False)
+    """The scores of a task: its own, the main one of every other reading, chance and the gain."""
+    controls = [
+        replace(main, column=f"{reading}_{main.column}", title=TITLES[reading])
+        for reading in readings[1:]
+    ]
     gain = Score(
         "gain",
         "whole − best of the others",
@@ -122,7 +127,7 @@ def scene_scores(
         replace(main, title=TITLES["native"]),
         *others,
         *controls,
-        chance,
+        Score(f"chance_{main.column}", drawn=False),
         gain,
         Score("skipped", exception=True),
     )
@@ -139,10 +144,12 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     of the same jackknife of differences, by Student's t.
     """
 
-    version = 5  # class 0 takes part of the probability
+    # Since 5 class 0 takes part of the probability.
+    version = 5
     unit = "canvases"
     paired_over = "groups of pictures"
-    target: ClassVar[str]  # of objects.py
+    # One of objects.py.
+    target: ClassVar[str]
     readings: ClassVar[tuple[str, ...]] = READINGS
 
     def __init__(
@@ -187,7 +194,8 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
     def shapes(self, model: VisionTransformer) -> list[Shape]:
         shapes = super().shapes(model)
         trained = self.trained_at(model)
-        if small := [min(shape) for shape in shapes if min(shape) < trained]:
+        small = [min(shape) for shape in shapes if min(shape) < trained]
+        if small:
             raise ValueError(
                 f"sizes {small} are below the training size; expected {trained} or more"
             )
@@ -195,67 +203,73 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def cells(self, model: VisionTransformer) -> list[Cell]:
         trained = self.trained_on.get("target", "marked+map")
-        if trained not in (("marked+map",) if self.target == "map" else TARGETS):
-            raise ValueError(
-                f"{self.name} asks for {self.target!r}; the model was trained with target={trained!r}"
-            )
+        accepted = ("marked+map",) if self.target == "map" else TARGETS
+        if trained not in accepted:
+            model_target = f"the model was trained with target={trained!r}"
+            raise ValueError(f"{self.name} asks for {self.target!r}; {model_target}")
         scenes = self.heldout.items
         shapes = self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
         cells = []
         for height, width in shapes:
+            data = {
+                "shape": (height, width),
+                "read": [shape for shape in shapes if shape <= (height, width)],
+            }
             for part in slices(count, CHUNK):
                 name = f"{height}x{width}/scenes={part.start}-{part.stop}"
-                read = [shape for shape in shapes if shape <= (height, width)]
-                data = {
-                    "shape": (height, width),
-                    "read": read,
-                    "places": range(part.start, part.stop),
-                }
-                cells.append(Cell(name, cost=part.stop - part.start, data=data))
+                places = range(part.start, part.stop)
+                cells.append(Cell(name, cost=len(places), data=data | {"places": places}))
         return cells
 
     @torch.inference_mode()
     def measure(self, model: VisionTransformer, cell: Cell) -> CellValue:
         shape = cell.data["shape"]
-        trained = model.config.train_size
         patch = model.config.patch_size
         skipped: Counter[str] = Counter()
         groups: list[str] = []
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*self.readings, "chance")}
         for place in cell.data["places"]:
             try:
-                image, objects = self.heldout.items[place]
-                assert isinstance(objects, Objects)
-                if self.settings.change:
-                    image, objects = changed(image, objects, self.settings.change)
-                check_objects(objects, image.size, self.target, [trained], self._classes(model))
-                at = tuple(
-                    np.random.default_rng([place, 0]).random(2).tolist()
-                )  # the same for every size
-                corners = [
-                    window_on(image.size, objects, size, at)[:2] for size in (shape, trained)
-                ]
+                canvas, small = self._canvases(model, place, shape)
             except BadImage as error:
                 skipped[error.reason] += 1
                 continue
-            canvas = Canvas(image, objects).window(*corners[0], shape)
-            small = Canvas(image, objects).window(*corners[1], trained)
-            for name, (answer, seen) in self._answers(
-                model, canvas, small, cell.data["read"]
-            ).items():
-                tallies[name].append(self.tally(answer, seen, patch))
+            answers = self._answers(model, canvas, small, cell.data["read"])
+            for name, (answer, subject) in answers.items():
+                tallies[name].append(self.tally(answer, subject, patch))
             tallies["chance"].append(self.chance(canvas, self._classes(model), patch))
-            groups.append(objects.group or f"picture {int(self.heldout.items.order[place])}")
+            picture = int(self.heldout.items.order[place])
+            groups.append(canvas.objects.group or f"picture {picture}")
             self.advance(1)
-        facts = {
+        return {
             "size": min(shape),
             "height": shape[0],
             "width": shape[1],
             "skipped": dict(skipped),
+            "groups": groups,
+            "tallies": tallies,
         }
-        return facts | {"groups": groups, "tallies": tallies}
+
+    def _canvases(
+        self, model: VisionTransformer, place: int, shape: Shape
+    ) -> tuple[Canvas, Canvas]:
+        """The canvas of `shape` on a picture, and that of the training size in it. Raises
+        BadImage."""
+        image, objects = self.heldout.items[place]
+        assert isinstance(objects, Objects)
+        if self.settings.change:
+            image, objects = changed(image, objects, self.settings.change)
+        trained = model.config.train_size
+        check_objects(objects, image.size, self.target, [trained], self._classes(model))
+        # The same for every size.
+        across, down = np.random.default_rng([place, 0]).random(2).tolist()
+        picture = Canvas(image, objects)
+        left, top, _, _ = window_on(image.size, objects, shape, (across, down))
+        small_left, small_top, _, _ = window_on(image.size, objects, trained, (across, down))
+        canvas = picture.window(left, top, shape)
+        return canvas, picture.window(small_left, small_top, trained)
 
     def _answers(
         self, model: VisionTransformer, canvas: Canvas, small: Canvas, shapes: list[Shape]
@@ -264,29 +278,28 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         own."""
         shape = canvas.shape
         patch = model.config.patch_size
-        by_size = [
-            self.resampled(self._read(model, canvas.resized(one))[0], shape, patch)
-            for one in shapes
-        ]
+        by_size = []
+        for size in shapes:
+            [answer] = self._read(model, canvas.resized(size))
+            by_size.append(self.resampled(answer, shape, patch))
         native = by_size[-1]
         grown = small.resized(shape)
+        grown_answer = native
+        if shape != small.shape:
+            [grown_answer] = self._read(model, grown)
+        tiled = self.merged(*self._tiles(model, canvas, overlapping=False))
+        overlapping = self.merged(*self._tiles(model, canvas, overlapping=True))
         answers: dict[str, tuple[Tensor, Canvas]] = {
             "native": (native, canvas),
             "reduced": (by_size[0], canvas),
             "multi_scale": (torch.stack(by_size).mean(0), canvas),
-            "enlarged": (native if shape == small.shape else self._read(model, grown)[0], grown),
-            "tiled": (self.merged(*self._tiles(model, canvas, overlapping=False)), canvas),
-            "overlapping": (self.merged(*self._tiles(model, canvas, overlapping=True)), canvas),
+            "enlarged": (grown_answer, grown),
+            "tiled": (tiled, canvas),
+            "overlapping": (overlapping, canvas),
         }
         if "cropped" in self.readings:
-            x, y = ring_centre(np.asarray(canvas.image.convert("RGB")))
-            height, width = small.shape
-            left = min(max(0, x - width // 2), shape[1] - width)
-            top = min(max(0, y - height // 2), shape[0] - height)
-            answers["cropped"] = (
-                self._read(model, canvas.window(left, top, small.shape))[0],
-                canvas,
-            )
+            [answer] = self._read(model, _round_the_ring(canvas, small.shape))
+            answers["cropped"] = (answer, canvas)
         return answers
 
     def _tiles(
@@ -301,116 +314,123 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
         """
         patch = model.config.patch_size
         tile = model.config.train_size
-        starts = []
-        owners = []
-        for side, most in zip(tile, canvas.shape, strict=True):
-            step = max(1, side // 2 // patch) * patch if overlapping else side
-            begins = np.array(
-                [min(n * step, most - side) for n in range(-(-(most - side) // step) + 1)]
-            )
-            places = np.arange(0, most, patch)
-            middles = np.abs((places + patch / 2)[:, None] - (begins + side / 2)).argmin(1)
-            owners.append(
-                middles if overlapping else np.searchsorted(begins, places, side="right") - 1
-            )
-            starts.append(begins.tolist())
-        corners = np.array([(top, left) for top in starts[0] for left in starts[1]])
-        answers = self._read(
-            model, *(canvas.window(int(left), int(top), tile) for top, left in corners)
-        )
-        return answers, corners // patch, owners[0][:, None] * len(starts[1]) + owners[1]
+        tops, rows = _cuts(canvas.shape[0], tile[0], patch, overlapping=overlapping)
+        lefts, columns = _cuts(canvas.shape[1], tile[1], patch, overlapping=overlapping)
+        corners = [(top, left) for top in tops for left in lefts]
+        tiles = [canvas.window(left, top, tile) for top, left in corners]
+        owner = rows[:, None] * len(lefts) + columns
+        return self._read(model, *tiles), np.array(corners) // patch, owner
 
     def _read(self, model: VisionTransformer, *canvases: Canvas) -> list[Tensor]:
         """Probabilities in float64 of canvases of one shape; of maps (rows, columns, classes)."""
-        (height, width), patch, like = (
-            canvases[0].shape,
-            model.config.patch_size,
-            next(model.parameters()),
-        )
+        height, width = canvases[0].shape
+        patch = model.config.patch_size
         size = (height // patch, width // patch)
+        like = next(model.parameters())
         answers: list[Tensor] = []
         for part in slices(len(canvases), self.settings.batch_size(size[0] * size[1])):
-            pixels = [
-                model.pixels(canvas.image, height, width)
-                for canvas in canvases[part.start : part.stop]
-            ]
-            answers += self._probabilities(
-                model, model(torch.stack(pixels).to(like)).double().cpu()
-            )
-        return (
-            [answer.unflatten(0, size) for answer in answers] if self.target == "map" else answers
-        )
+            images = [canvas.image for canvas in canvases[part.start : part.stop]]
+            pixels = torch.stack([model.pixels(image, height, width) for image in images])
+            logits = model(pixels.to(like)).double().cpu()
+            answers += self._probabilities(model, logits)
+        if self.target == "map":
+            answers = [answer.unflatten(0, size) for answer in answers]
+        return answers
 
     def _probabilities(self, model: VisionTransformer, logits: Tensor) -> Tensor:
         """(B, classes), or of maps (B, patches, classes), from a model's logits."""
         if self.target == "map":
             if logits.ndim != 3:
                 raise ValueError(
-                    "map needs logits of every token, of a model trained with data.target='marked+map'"
+                    "map needs logits of every token, "
+                    "of a model trained with data.target='marked+map'"
                 )
             return logits[:, model.num_prefix_tokens :].softmax(-1)
         if logits.ndim == 3:
             if not model.config.class_token:
-                raise ValueError(
-                    f"{self.name} needs a model that answers for the picture: data.target='marked+map'"
-                )
-            return logits[:, 0].softmax(-1)[
-                :, 1:
-            ]  # of "marked+map"; what is missing to 1 is that nothing is marked
+                need = "a model that answers for the picture: data.target='marked+map'"
+                raise ValueError(f"{self.name} needs {need}")
+            # Of "marked+map"; what is missing to 1 is that nothing is marked.
+            return logits[:, 0].softmax(-1)[:, 1:]
         return logits.softmax(-1)
 
     def _classes(self, model: VisionTransformer) -> int:
-        """Answers that the model has."""
-        return model.config.num_classes - (
-            self.target == "marked" and getattr(model.config, "global_pool", None) == ""
-        )
+        """Answers that the model has: to `find`, one that answers for every token has one fewer,
+        that nothing is marked."""
+        every_token = getattr(model.config, "global_pool", None) == ""
+        if self.target == "marked" and every_token:
+            return model.config.num_classes - 1
+        return model.config.num_classes
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        return [
-            self._row(measured)
-            for _, measured in sorted(
-                by_shape(cells.values()).items(), key=lambda pair: min(pair[0])
-            )
-        ]
+        shapes = by_shape(cells.values())
+        return [self._row(shapes[shape]) for shape in sorted(shapes, key=min)]
 
     def _row(self, cells: list[CellValue]) -> Row:
         groups = [group for cell in cells for group in cell["groups"]]
         row = counted(cells, canvases=len(groups), groups=len(set(groups)))
-        left_out: dict[str, np.ndarray] = {}  # the main score without each group, by reading
+        # The main score without each group, by reading.
+        left_out: dict[str, np.ndarray] = {}
         for reading in (*self.readings, "chance"):
-            tallies = np.array(
-                [tally for cell in cells for tally in cell["tallies"][reading]], float
-            )
-            lead = "" if reading == "native" else f"{reading}_"
-            total, without = _by_group(tallies, groups)
+            tallies = [tally for cell in cells for tally in cell["tallies"][reading]]
+            total, without = _by_group(np.array(tallies, float), groups)
             scores = self.scores_of(total)
-            others = [self.scores_of(one) for one in without]
-            left_out[reading] = np.array([one[self.main] for one in others])
-            row |= {f"{lead}{name}": value for name, value in scores.items()}
-            if reading != "chance":
-                errors = {
-                    name: _jackknife(np.array([one[name] for one in others])) for name in scores
-                }
-                row |= {f"{lead}{name}_standard_error": error for name, error in errors.items()}
-        row["gain"] = row[self.main] - max(
-            row[f"{reading}_{self.main}"] for reading in self.readings[1:]
-        )
+            resampled = [self.scores_of(rest) for rest in without]
+            left_out[reading] = np.array([rest[self.main] for rest in resampled])
+            lead = "" if reading == "native" else f"{reading}_"
+            for name, value in scores.items():
+                row[f"{lead}{name}"] = value
+            if reading == "chance":
+                continue
+            for name in scores:
+                error = _jackknife(np.array([rest[name] for rest in resampled]))
+                row[f"{lead}{name}_standard_error"] = error
+        controls = self.readings[1:]
+        best = max(row[f"{reading}_{self.main}"] for reading in controls)
+        row["gain"] = row[self.main] - best
         row["controls"] = []
-        for reading in self.readings[1:]:
-            value = row[self.main]
-            control = row[f"{reading}_{self.main}"]
+        for reading in controls:
             error = _jackknife(left_out["native"] - left_out[reading])
-            half = t_quantile(0.95, len(left_out["native"]) - 1) * error if error > 0 else math.nan
-            gap = {
-                "control": reading,
-                "value": value,
-                "control_value": control,
-                "difference": value - control,
-            }
-            row["controls"].append(
-                gap | {"low": value - control - half, "high": value - control + half}
-            )
+            row["controls"].append(self._control(row, reading, error))
         return row
+
+    def _control(self, row: Row, reading: str, error: float) -> Row:
+        """The main score less that of a reading, with its 95% interval."""
+        value = row[self.main]
+        control = row[f"{reading}_{self.main}"]
+        half = t_quantile(0.95, row["groups"] - 1) * error if error > 0 else math.nan
+        return {
+            "control": reading,
+            "value": value,
+            "control_value": control,
+            "difference": value - control,
+            "low": value - control - half,
+            "high": value - control + half,
+        }
+
+
+def _round_the_ring(canvas: Canvas, shape: Shape) -> Canvas:
+    """The window of `shape` whose middle is nearest to the ring that `ring_centre` finds."""
+    x, y = ring_centre(np.asarray(canvas.image.convert("RGB")))
+    height, width = shape
+    left = min(max(0, x - width // 2), canvas.image.width - width)
+    top = min(max(0, y - height // 2), canvas.image.height - height)
+    return canvas.window(left, top, shape)
+
+
+def _cuts(length: int, side: int, patch: int, *, overlapping: bool) -> tuple[list[int], np.ndarray]:
+    """Of tiles of `side` along `length` pixels: where each begins, and the tile from which each
+    patch is taken."""
+    step = max(1, side // 2 // patch) * patch if overlapping else side
+    last = length - side
+    # Rounded up, so that the border is covered.
+    steps = -(-last // step)
+    begins = [min(n * step, last) for n in range(steps + 1)]
+    places = np.arange(0, length, patch)
+    if not overlapping:
+        return begins, np.searchsorted(begins, places, side="right") - 1
+    distances = np.abs((places + patch / 2)[:, None] - (np.array(begins) + side / 2))
+    return begins, distances.argmin(1)
 
 
 def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -423,12 +443,11 @@ def _by_group(tallies: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, n
 
 def _jackknife(left_out: np.ndarray) -> float:
     """√((G − 1)/G · Σ_g (θ_g − θ̄)²) of scores without each group; NaN for one group."""
-    many = len(left_out)
-    return (
-        math.sqrt((many - 1) / many * float(((left_out - left_out.mean()) ** 2).sum()))
-        if many > 1
-        else math.nan
-    )
+    groups = len(left_out)
+    if groups < 2:
+        return math.nan
+    squares = float(((left_out - left_out.mean()) ** 2).sum())
+    return math.sqrt((groups - 1) / groups * squares)
 
 
 class Find(SceneEvaluator):
@@ -449,12 +468,8 @@ class Find(SceneEvaluator):
 
     def tally(self, answer: Tensor, canvas: Canvas, patch: int) -> list[float]:
         """[right, 1]."""
-        return [
-            float(
-                int(answer.argmax()) == int(target_of(canvas.objects, self.target, canvas.shape))
-            ),
-            1.0,
-        ]
+        truth = int(target_of(canvas.objects, self.target, canvas.shape))
+        return [float(int(answer.argmax()) == truth), 1.0]
 
     def chance(self, canvas: Canvas, classes: int, patch: int) -> list[float]:
         return [1 / classes, 1.0]
@@ -491,9 +506,8 @@ class Map(SceneEvaluator):
         if tuple(answer.shape[:2]) == size:
             return answer
         channels = answer.permute(2, 0, 1)[None]
-        return F.interpolate(channels, size=size, mode="bilinear", align_corners=False)[0].permute(
-            1, 2, 0
-        )
+        [resized] = F.interpolate(channels, size=size, mode="bilinear", align_corners=False)
+        return resized.permute(1, 2, 0)
 
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
         rows, columns = np.indices(owner.shape)
@@ -514,29 +528,27 @@ class Map(SceneEvaluator):
         predicted = predicted[true >= 0]
         true = true[true >= 0]
         right = torch.bincount(true[predicted == true], minlength=classes)
-        union = (
-            torch.bincount(predicted, minlength=classes)
-            + torch.bincount(true, minlength=classes)
-            - right
-        )
+        said_counts = torch.bincount(predicted, minlength=classes)
+        true_counts = torch.bincount(true, minlength=classes)
+        union = said_counts + true_counts - right
         named = ((predicted == true) & (true > 0)).sum()
         return [*right.tolist(), *union.tolist(), float(named), float((true > 0).sum())]
 
     def scores_of(self, total: np.ndarray) -> dict[str, float]:
         right, union = np.split(total[:-2], 2)
-        return {
-            "miou": float((right[union > 0] / union[union > 0]).mean()),
-            "objects": float(total[-2] / total[-1]) if total[-1] else math.nan,
-        }
+        present = union > 0
+        iou = right[present] / union[present]
+        objects = float(total[-2] / total[-1]) if total[-1] else math.nan
+        return {"miou": float(iou.mean()), "objects": objects}
 
     def observed(self, name: str, cell: CellValue) -> Iterable[Observed]:
         """The mean IoU, pooled class by class over groups of pictures, and `objects`."""
         pairs = list(zip(cell["groups"], cell["tallies"]["native"], strict=True))
         for group, tally in pairs:
             right, union = np.split(np.array(tally[:-2]), 2)
-            for k in np.flatnonzero(union):
-                yield Observed(
-                    cell["size"], group, "miou", float(right[k]), float(union[k]), pooled=str(k)
-                )
+            for label in np.flatnonzero(union):
+                hits = float(right[label])
+                patches = float(union[label])
+                yield Observed(cell["size"], group, "miou", hits, patches, pooled=str(label))
         for group, tally in pairs:
             yield Observed(cell["size"], group, "objects", tally[-2], tally[-1])

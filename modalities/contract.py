@@ -6,7 +6,7 @@ A modality is one object of class `Modality`, registered under the entry-point g
     [project.entry-points."priorzoo.modalities"]
     toy = "toy:MODALITY"
 
-Those that ship are found without installation too (`zoo.catalog.SHIPPED`). CONTRIBUTING adds one,
+Those that ship are found without installation too (`modalities.SHIPPED`). CONTRIBUTING adds one,
 step by step.
 """
 
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from modalities.loading import Batch, State
-from zoo.catalog import load_modality
-from zoo.catalog import modality_names as modality_names
 from zoo.model import ZooModel
+from zoo.plugins import load_modality
+from zoo.plugins import modality_names as modality_names
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator
@@ -169,7 +169,8 @@ class Modality(Generic[Data, Model]):
         outside: by prefix, models that are not the zoo's; the module may list the prefixes as
             OUTSIDE_PREFIXES.
         metrics: what `loss` measures besides the loss.
-        headline: scores that `list --pretrained` may show of a model card, the most telling first.
+        headline: scores that `list --pretrained` may show of a model card, the most telling first;
+            the module may give them as HEADLINE.
         recipes: dotted name of the module whose RECIPES are its named recipes; the module may give
             it as RECIPES_MODULE.
         task: the hub's name for what its models do (`pipeline_tag` of a model card); empty: none.

@@ -14,11 +14,12 @@ import typer
 from torch import Tensor, nn
 
 from modalities.figures import DASHES, SMALLEST, panels, save_figure
-from zoo.catalog import create_model, import_named, load_model
+from zoo.catalog import create_model, load_model
 from zoo.cli import Import, call, console, title_of
 from zoo.errors import require
 from zoo.layers import Attention
 from zoo.model import ZooModel
+from zoo.plugins import import_named
 from zoo.positions import Positions
 
 FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight

@@ -40,9 +40,9 @@ from recipes.commands import CommandError, Console, call, clock, facts_table, sh
 from recipes.targets import parse_overrides
 from zoo.adapters import ADAPTER
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
-from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import Options
+from zoo.plugins import import_named
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,10 @@ from recipes.targets import (
     split_names,
     target_name,
 )
-from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import nearest, ran_out_of_memory, require
 from zoo.model import ZooModel
+from zoo.plugins import import_named
 
 DTYPES = ("float32", "bfloat16", "float64")
 

@@ -25,8 +25,9 @@ from markupsafe import Markup, escape
 from modalities.prior_plot import prior_curves
 from recipes.commands import Console, call
 from recipes.recipe import Json
-from zoo.catalog import create_model, manifest
+from zoo.catalog import create_model
 from zoo.files import write_text
+from zoo.pretrained import manifest
 
 PAGE = Path(__file__).with_name("gallery_page")
 FACTS = (

@@ -30,11 +30,13 @@ from recipes.commands import CommandError, Console, call
 from recipes.recipe import Json
 from recipes.registry import find_recipe
 from recipes.runs import load_run
-from zoo.catalog import create_model, import_named, load_model, model_entry, weights_entry
+from zoo.catalog import create_model, load_model, model_entry
 from zoo.cli import Import
 from zoo.errors import nearest, printable, require
 from zoo.files import new_folder, write_json, write_text
 from zoo.model import ZooModel
+from zoo.plugins import import_named
+from zoo.pretrained import weights_entry
 
 DTYPES = {
     "float32": torch.float32,

@@ -17,8 +17,8 @@ from functools import partial
 import torch
 import typer
 
-from zoo.catalog import import_named
 from zoo.cli import Import, call
+from zoo.plugins import import_named
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

@@ -14,8 +14,9 @@ from typing import Any
 from modalities.contract import find_modality, modality_names
 from recipes.commands import ConfigError
 from recipes.recipe import Recipe
-from zoo.catalog import import_file, list_models, modality_module, model_entry
+from zoo.catalog import list_models, model_entry
 from zoo.errors import nearest
+from zoo.plugins import import_file, modality_module
 
 
 @dataclass(frozen=True)

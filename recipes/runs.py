@@ -45,7 +45,6 @@ from modalities.figures import save_figure
 from recipes.commands import ConfigError, warn
 from recipes.plan import Plan
 from recipes.recipe import Json
-from zoo.catalog import verified_file
 from zoo.errors import one_line
 from zoo.files import (
     file_digests,
@@ -60,6 +59,7 @@ from zoo.files import (
     write_text,
 )
 from zoo.model import ZooModel, saved_model_damage
+from zoo.pretrained import verified_file
 
 if TYPE_CHECKING:
     from recipes.engine import Ranks

@@ -26,15 +26,10 @@ from recipes.registry import find_recipe, list_recipes
 from recipes.runs import load_run, stored_recipe
 from recipes.settings import merge, parse_value, set_nested
 from zoo import list_models, load_model
-from zoo.catalog import (
-    create_model,
-    import_named,
-    modality_module,
-    model_entry,
-    saved_modality,
-    weights_entry,
-)
+from zoo.catalog import create_model, model_entry, saved_modality
 from zoo.errors import did_you_mean, nearest
+from zoo.plugins import import_named, modality_module
+from zoo.pretrained import weights_entry
 
 Baseline = tuple[Modality, Callable[[int], nn.Module]]
 Overrides = dict[

@@ -59,10 +59,10 @@ from recipes.recipe import Json
 from recipes.registry import installed_recipes, open_recipe
 from recipes.runs import RunFolder, load_weights, loadable, own_run
 from recipes.settings import apply_overrides
-from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import printable, require
 from zoo.files import sync
+from zoo.plugins import import_named
 
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator

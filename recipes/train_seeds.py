@@ -34,9 +34,9 @@ from recipes import evaluate as evaluation
 from recipes.commands import CommandError, call, handled_signals
 from recipes.registry import open_recipe
 from recipes.settings import apply_overrides
-from zoo.catalog import import_named
 from zoo.cli import Import
 from zoo.errors import require
+from zoo.plugins import import_named
 
 EVERY = 15.0  # seconds between two lines of a run
 

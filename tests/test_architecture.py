@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.catalog import SHIPPED
+from modalities import SHIPPED
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [

@@ -20,7 +20,7 @@ from modalities.text import CausalLM
 from recipes.runs import RunFolder
 from tests.launching import ROOT, command
 from tests.refusals import refuses
-from zoo import catalog
+from zoo import catalog, plugins
 
 SMALL = dict(dim=16, num_layers=1, num_heads=2, hidden_dim=16)
 NAMES = ("text_ggd_tiny", "dna_ggd_tiny", "vision_alibi_tiny_patch8")
@@ -103,9 +103,9 @@ def test_modalities_are_found(tmp_path, monkeypatch):
         (tmp_path / name / "__init__.py").write_text(line + "\n")
     values = dict(text="json:loads", zeta="json:loads", alpha="modalities.text:MODALITY")
     values |= dict(needy="needy:MODALITY", torn="torn:MODALITY")
-    installed = {name: EntryPoint(name, value, catalog.GROUP) for name, value in values.items()}
-    monkeypatch.setattr(catalog, "_modalities", lambda: installed | catalog.SHIPPED)
-    catalog.load_modality.cache_clear()
+    installed = {name: EntryPoint(name, value, plugins.GROUP) for name, value in values.items()}
+    monkeypatch.setattr(plugins, "_modalities", lambda: installed | plugins.shipped_modalities())
+    plugins.load_modality.cache_clear()
     # those that ship win
     assert find_modality("text") is TEXT
     assert find_modality("alpha") is TEXT
@@ -118,7 +118,7 @@ def test_modalities_are_found(tmp_path, monkeypatch):
     assert "text_ggd_tiny" in zoo.list_models("text_ggd_*")
     refuses("no_such_package", zoo.create_model, "needy_tiny")  # a name that it might have
     monkeypatch.undo()
-    catalog.load_modality.cache_clear()
+    plugins.load_modality.cache_clear()
 
 
 def test_every_modality_keeps_the_contract():

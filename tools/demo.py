@@ -27,7 +27,7 @@ from modalities.evaluation import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
 from recipes.commands import Console, call
-from zoo.catalog import manifest
+from zoo.pretrained import manifest
 
 METHODS = ("ggd_ssmax", "rope")
 SHIPPED = ("text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts", "text_alibi_tiny.facts")

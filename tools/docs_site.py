@@ -75,7 +75,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 def models_page() -> str:
     """What `priorzoo list --pretrained` prints, as Markdown."""
     sys.path.insert(0, str(ROOT))
-    from zoo.catalog import list_models, pretrained_tables
+    from zoo.catalog import list_models
+    from zoo.tables import pretrained_tables
 
     lines = [
         "# Weights by name",

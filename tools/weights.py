@@ -34,9 +34,9 @@ sys.path.insert(
 
 from recipes.hub import published_card
 from recipes.registry import find_recipe
-from zoo.catalog import RELEASE, WEIGHTS
 from zoo.cli import call
 from zoo.files import file_sha256, replacing, write_json, write_text
+from zoo.pretrained import RELEASE, WEIGHTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "weights"

@@ -24,21 +24,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 from rich.text import Text
 
-from zoo.adapters import adapters_table, list_adapters
+from zoo.adapters import list_adapters
 from zoo.attention.dispatch import KERNELS
-from zoo.catalog import (
-    WEIGHTS,
-    import_named,
-    list_models,
-    load_model,
-    model_entry,
-    pretrained_tables,
-    weights_entry,
-)
+from zoo.catalog import list_models, load_model, model_entry
 from zoo.errors import from_outside, one_line, printable
 from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
+from zoo.plugins import import_named
+from zoo.pretrained import WEIGHTS, weights_entry
+from zoo.tables import adapters_table, pretrained_tables
 
 
 class Console(rich.console.Console):

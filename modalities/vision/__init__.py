@@ -21,6 +21,7 @@ __all__ = ["VisionConfig", *_HOMES]
 
 # As MODALITY has them; these need no timm.
 RECIPES_MODULE = "recipes.vision"
+HEADLINE = ("top1",)
 OUTSIDE_PREFIXES = ("timm",)
 BASELINES = ()
 register_family(FAMILY)

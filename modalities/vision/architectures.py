@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from modalities.starts import check_start
-from zoo.catalog import ModelFamily, load_modality
+from zoo.catalog import ModelFamily
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, did_you_mean
 from zoo.methods import check_grid_position, list_grid_positions
 from zoo.model import ZooModel
+from zoo.plugins import load_modality
 
 # Entries of a `VisionConfig`, or of a method.
 Options = dict[str, Any]

@@ -16,7 +16,7 @@ import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
 from modalities.cost import activation_numbers
 from modalities.loading import first_heldout
-from modalities.vision import RECIPES_MODULE
+from modalities.vision import HEADLINE, RECIPES_MODULE
 from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_heldout, build_loader
@@ -142,7 +142,7 @@ MODALITY = Modality(
     evaluators=Evaluators("modalities.vision.evaluators"),
     outside={"timm": OUTSIDE},
     metrics=("top1", "top5"),
-    headline=("top1",),
+    headline=HEADLINE,
     recipes=RECIPES_MODULE,
     task="image-classification",
 )

@@ -14,7 +14,7 @@ from torch import nn
 
 from modalities.vision.architectures import FAMILY, Options, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
-from zoo import catalog as weights
+from zoo import pretrained as weights
 from zoo.catalog import model_entry
 
 # What timm's scripts pass to every model, and what it is here.

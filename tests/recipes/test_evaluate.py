@@ -31,7 +31,7 @@ from recipes.evaluate import CellStore, outside_hash, weights_hash
 from recipes.targets import find_targets, override, parse_overrides, seed_groups
 from tests.launching import Done, call
 from zoo import create_model
-from zoo.catalog import manifest
+from zoo.pretrained import manifest
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)
 

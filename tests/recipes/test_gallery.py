@@ -8,7 +8,7 @@ import re
 import pytest
 
 from recipes.gallery import main
-from zoo.catalog import manifest
+from zoo.pretrained import manifest
 
 
 @pytest.mark.slow

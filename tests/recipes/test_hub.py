@@ -16,7 +16,7 @@ from recipes.cli import main
 from recipes.hub import dataset_name
 from tests.launching import ROOT
 from tests.refusals import refuses
-from zoo.catalog import manifest
+from zoo.pretrained import manifest
 
 NAME = "text_ggd_tiny.facts"
 

@@ -22,7 +22,7 @@ from recipes.runs import RunFolder, load_run, newest_model
 from recipes.train import Trainer, main, with_worker
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks
-from zoo import catalog
+from zoo import pretrained
 from zoo.files import file_sha256
 
 SETTINGS = (
@@ -530,7 +530,7 @@ def test_weights_are_a_start(whole, tmp_path, monkeypatch, capsys):
     (tmp_path / "weights" / "manifest.json").write_text(
         json.dumps({"text_ggd_ssmax_tiny.test": entry})
     )
-    monkeypatch.setattr(catalog, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(pretrained, "WEIGHTS", tmp_path / "weights")
     settings = ["train.steps=1", "optim.lr=1e-9", "evaluate.every=0"]
     for start in ("text_ggd_ssmax_tiny.test", str(whole), str(whole / "model")):
         assert run(tmp_path / start.replace("/", "_"), f"model.init_from={start}", *settings) == 0

@@ -14,7 +14,8 @@ from modalities.contract import find_modality
 from recipes.registry import find_recipe
 from tools import gpu, weights
 from zoo.adapters import find_folder
-from zoo.catalog import create_model, list_models, manifest
+from zoo.catalog import create_model, list_models
+from zoo.pretrained import manifest
 
 
 def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from modalities.vision import VisionTransformer
 from modalities.vision.architectures import SIZES
 from tests.refusals import refuses
-from zoo import catalog, create_model, list_models
+from zoo import create_model, list_models, pretrained
 from zoo.methods import list_grid_positions
 from zoo.priors import Prior
 
@@ -208,9 +208,12 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
     assert fresh(images()).shape == (2, 3)
     assert fresh.class_names == ()
     torch.testing.assert_close(fresh.norm.weight, ours.norm.weight)
-    damaged = {**catalog.manifest(), TRAINED: {**catalog.manifest()[TRAINED], "sha256": "0" * 64}}
+    damaged = {
+        **pretrained.manifest(),
+        TRAINED: {**pretrained.manifest()[TRAINED], "sha256": "0" * 64},
+    }
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "manifest", lambda folder=None: damaged)
+        patch.setattr(pretrained, "manifest", lambda folder=None: damaged)
         refuses("damaged", timm.create_model, TRAINED, pretrained=True)
 
 

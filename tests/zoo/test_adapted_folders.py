@@ -16,9 +16,9 @@ import zoo
 from modalities.text.hf import wrap
 from tests.refusals import refuses
 from tests.zoo.test_cli import invoke
-from zoo.adapters import adapters_table
 from zoo.adapters.released import add_lora, open_released, write_record
 from zoo.files import read_object
+from zoo.tables import adapters_table
 
 SIZES = dict(
     vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
@@ -209,6 +209,7 @@ def test_a_name_is_an_adapter_and_its_base(
     one."""
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     monkeypatch.setattr(zoo.adapters, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(zoo.tables, "WEIGHTS", tmp_path / "weights")
     model = open_released(str(base), {"soft": "9", "sinks": "2", "yarn": "2"})
     zoo.save_adapted(model, tmp_path / "weights" / "base.soft")
     record = read_object(tmp_path / "weights" / "base.soft" / "adapter.json")

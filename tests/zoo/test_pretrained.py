@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.refusals import refuses
-from zoo import catalog, create_model, list_models, load_model
+from zoo import create_model, list_models, load_model, pretrained
 
 SHIPPED = list_models(pretrained=True)
 NAME = "text_ggd_ssmax_tiny.facts"
@@ -22,11 +22,13 @@ FILE = f"{NAME}.safetensors"
 
 def test_weights_have_a_card_a_place_and_their_digest() -> None:
     for name in SHIPPED:
-        entry = catalog.manifest()[name]
-        file = catalog.verified_file(name)
+        entry = pretrained.manifest()[name]
+        file = pretrained.verified_file(name)
         assert file.stat().st_size == entry["bytes"]
-        assert file.parent == (catalog.WEIGHTS if entry["bytes"] <= 2_000_000 else catalog.RELEASE)
-        assert f"\n# {name}\n" in (catalog.WEIGHTS / f"{name}.md").read_text()
+        assert file.parent == (
+            pretrained.WEIGHTS if entry["bytes"] <= 2_000_000 else pretrained.RELEASE
+        )
+        assert f"\n# {name}\n" in (pretrained.WEIGHTS / f"{name}.md").read_text()
         assert {"data", "recipe", "seed", "commit", "license", "measured"} <= set(entry)
         with safe_open(file, "pt") as tensors:
             queries = [key for key in tensors.keys() if "query" in key]  # noqa: SIM118
@@ -52,14 +54,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "package"
     folder.mkdir()
     for name in ("manifest.json", "manifest.sha256"):
-        shutil.copy(catalog.WEIGHTS / name, folder)
-    monkeypatch.setattr(catalog, "WEIGHTS", folder)
-    monkeypatch.setattr(catalog, "RELEASE", tmp_path / "release")
+        shutil.copy(pretrained.WEIGHTS / name, folder)
+    monkeypatch.setattr(pretrained, "WEIGHTS", folder)
+    monkeypatch.setattr(pretrained, "RELEASE", tmp_path / "release")
     return folder
 
 
 def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = (Path(catalog.__file__).parent / "weights" / FILE).read_bytes()
+    content = (Path(pretrained.__file__).parent / "weights" / FILE).read_bytes()
     with pytest.raises(
         FileNotFoundError,
         match=r"1.9 MB.* neither in .*release.*: set PRIORZOO_WEIGHTS to a folder",
@@ -68,20 +70,20 @@ def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for folder in ("release", "elsewhere"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / FILE).write_bytes(content)
-    assert catalog.verified_file(NAME) == tmp_path / "release" / FILE
+    assert pretrained.verified_file(NAME) == tmp_path / "release" / FILE
     monkeypatch.setenv("PRIORZOO_WEIGHTS", str(tmp_path / "elsewhere"))
-    assert catalog.verified_file(NAME) == tmp_path / "elsewhere" / FILE
+    assert pretrained.verified_file(NAME) == tmp_path / "elsewhere" / FILE
     (tmp_path / "elsewhere" / FILE).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     refuses("is damaged: its SHA-256 is", create_model, NAME)
 
 
 def test_a_damaged_manifest_is_an_error(package: Path) -> None:
-    assert catalog.manifest() == json.loads((package / "manifest.json").read_text())
-    catalog._read_manifest.cache_clear()
+    assert pretrained.manifest() == json.loads((package / "manifest.json").read_text())
+    pretrained._read_manifest.cache_clear()
     (package / "manifest.json").write_text(
         (package / "manifest.json").read_text().replace("facts", "fakts", 1)
     )
-    refuses(r"manifest\.json is damaged", catalog.manifest)
+    refuses(r"manifest\.json is damaged", pretrained.manifest)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])

@@ -13,7 +13,7 @@ import fnmatch
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -22,13 +22,12 @@ from typing import Any, TypeVar
 from torch import nn
 
 from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
-from zoo.catalog import WEIGHTS
 from zoo.errors import Options, check_flags, check_whole, nearest
 from zoo.files import data_folder, read_object
+from zoo.pretrained import WEIGHTS
 
 __all__ = [
     "adapt",
-    "adapters_table",
     "find_folder",
     "is_adapted",
     "limited_reach",
@@ -148,34 +147,6 @@ def list_adapters(pattern: str = "*") -> list[str]:
     """Names of the adapters of released models that ship, which match a shell pattern."""
     return fnmatch.filter(
         sorted(path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")), pattern
-    )
-
-
-def adapters_table(names: Sequence[str]) -> tuple[str, list[str], list[list[str]]]:
-    """(title, columns, rows) of shipped adapters. Reach is the longest text that was measured;
-    scores are those there."""
-    rows = []
-    for folder in (WEIGHTS / name for name in names):
-        record = read_object(folder / ADAPTER)
-        base = record["base"]
-        measured = record.get("measured") or [{}]
-        parts = [f"{key}={value}" for key, value in (record["settings"] | record["reach"]).items()]
-        if record["priors"] and not record["reach"] and record["priors"]["position"] != "nope":
-            parts.append(record["priors"]["position"])
-        method = ", ".join(parts + [f"LoRA {record['lora']}"] * bool(record["lora"]))
-        size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        lengths = [f"{n:,}" for n in (base["window"], measured[-1].get("length", base["window"]))]
-        scores = [
-            f"{x:.3f}" if (x := measured[-1].get(score)) else "–"
-            for score in ("bits_per_byte", "tokens_right")
-        ]
-        tokens = f"{record['training'].get('tokens', 0):,}"
-        rows.append([folder.name, base["name"], method, *lengths, tokens, f"{size:.2f}", *scores])
-    title = "adapters of released models\ntokens: trained on; at reach: bits per byte, share of facts' tokens right"
-    return (
-        title,
-        ["name", "base", "method", "window", "reach", "tokens", "MB", "bits", "right"],
-        rows,
     )
 
 

@@ -23,10 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from recipes.checkpoints import data_only, quarantine, seal
 from recipes.commands import ConfigError
 from recipes.plan import Plan
 from recipes.recipe import Json, Optim
-from recipes.runs import data_only, quarantine, seal
 from zoo.files import read_tensors, replacing_path, sync, sync_tree, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel

@@ -29,7 +29,7 @@ from modalities.contract import Modality, find_modality
 from recipes.commands import CommandError, Console, call
 from recipes.recipe import Json
 from recipes.registry import find_recipe
-from recipes.runs import load_run
+from recipes.run_folder import load_run
 from zoo.catalog import create_model, load_model, model_entry
 from zoo.cli import Import
 from zoo.errors import nearest, printable, require

@@ -23,7 +23,7 @@ from modalities.contract import Modality, Outside, find_modality, modality_names
 from modalities.results import file_safe
 from recipes.commands import CommandError, ConfigError
 from recipes.registry import find_recipe, list_recipes
-from recipes.runs import load_run, stored_recipe
+from recipes.run_folder import load_run, stored_recipe
 from recipes.settings import merge, parse_value, set_nested
 from zoo import list_models, load_model
 from zoo.catalog import create_model, model_entry, saved_modality

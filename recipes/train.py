@@ -5,7 +5,7 @@
     priorzoo train text.ggd_ssmax_tiny
     priorzoo train my_recipe.py[:function]         your own recipe; its file may register priors
 
-The run folder (recipes/runs.py) holds the resolved recipe, metrics, checkpoints and the final
+The run folder (recipes/run_folder.py) holds the resolved recipe, metrics, checkpoints and the final
 weights. Exit codes: 0 done, 1 training failed (loss or gradient not finite), 2 the recipe cannot be
 run as written, 128 + n stopped by signal n after saving a checkpoint.
 
@@ -43,6 +43,7 @@ from rich.padding import Padding
 from modalities.contract import find_modality
 from modalities.cost import Readout, keep_freed_tensors
 from modalities.loading import State, to_device
+from recipes.checkpoints import loadable
 from recipes.commands import (
     ConfigError,
     Console,
@@ -54,10 +55,12 @@ from recipes.commands import (
     short,
 )
 from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
+from recipes.models import load_weights
 from recipes.plan import Plan, resolve
 from recipes.recipe import Json
 from recipes.registry import installed_recipes, open_recipe
-from recipes.runs import RunFolder, load_weights, loadable, own_run
+from recipes.resume import own_run
+from recipes.run_folder import RunFolder
 from recipes.settings import apply_overrides
 from zoo.cli import Import
 from zoo.errors import printable, require

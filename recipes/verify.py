@@ -17,8 +17,9 @@ from typing import Annotated
 
 import typer
 
+from recipes.checkpoints import COMPLETE, FACTS, checkpoint_facts, damage
 from recipes.commands import CommandError, call
-from recipes.runs import COMPLETE, FACTS, NAME, RunFolder, checkpoint_facts, damage
+from recipes.run_folder import NAME, RunFolder
 from zoo.errors import printable
 from zoo.model import MANIFEST, saved_model_damage
 

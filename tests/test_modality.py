@@ -17,7 +17,7 @@ import zoo
 from modalities.contract import Modality, find_modality, modality_names
 from modalities.text import MODALITY as TEXT
 from modalities.text import CausalLM
-from recipes.runs import RunFolder
+from recipes.run_folder import RunFolder
 from tests.launching import ROOT, command
 from tests.refusals import refuses
 from zoo import catalog, plugins

@@ -221,7 +221,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import save
 
-    from recipes.runs import load_run
+    from recipes.run_folder import load_run
     from zoo.catalog import model_entry
 
     model, recipe = load_run(run)

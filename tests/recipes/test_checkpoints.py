@@ -17,20 +17,13 @@ import pytest
 import torch
 
 from recipes import verify
+from recipes.checkpoints import FACTS, convert, seal
 from recipes.commands import ConfigError
+from recipes.lock import RunLock
 from recipes.plan import resolve
 from recipes.registry import find_recipe
-from recipes.runs import (
-    FACTS,
-    RunFolder,
-    RunLock,
-    check_same,
-    convert,
-    load_run,
-    new_run_dir,
-    newest_run_dir,
-    seal,
-)
+from recipes.resume import check_same
+from recipes.run_folder import RunFolder, load_run, new_run_dir, newest_run_dir
 from tests.durability.files import Runs
 from tests.recipes.test_train import SMALL, main, run
 from tests.refusals import refuses
@@ -174,7 +167,7 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
 
 @pytest.mark.slow
 def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
-    script = "import sys, time; from pathlib import Path; from recipes.runs import RunLock\n"
+    script = "import sys, time; from pathlib import Path; from recipes.lock import RunLock\n"
     script += "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from modalities.text import MODALITY, CausalLM
 from recipes.registry import find_recipe
-from recipes.runs import RunFolder, load_run, newest_model
+from recipes.run_folder import RunFolder, load_run, newest_model
 from recipes.train import Trainer, main, with_worker
 from tests.launching import ROOT, command, deepspeed_launcher
 from tests.ranks import Ranks

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from recipes.engine import WeightAverage
-from recipes.runs import RunFolder, load_run
+from recipes.run_folder import RunFolder, load_run
 from recipes.train import main
 from tests.recipes.test_train import run
 

@@ -1,4 +1,4 @@
-"""What an evaluator is: settings, cells, rows and a figure, in one file.
+"""What an evaluator is: cells, rows and a figure, by its settings, in one file.
 
 An evaluator is a set of *cells* (one length and depth, one stretch of text, one task), each
 computed on its own and deterministic given the settings, so a run that is stopped loses one cell at
@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast, get_args
 
-import numpy as np
 from typing_extensions import TypeVar
 
 from modalities.figures import scores_figure
@@ -39,122 +38,13 @@ from modalities.results import (
     Score,
     file_safe,
     mean_of_rows,
-    write_table,
 )
-from zoo.errors import LARGEST_SEED, did_you_mean, nearest
+from modalities.settings import LengthSettings, Settings
+from modalities.tables import write_table
+from zoo.errors import nearest
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-# Bounds of a setting that is a whole number: of tokens, samples, pixels of a side or whatever else.
-MOST = 2**27
-LEAST = {"samples": 1, "batch_tokens": 1, "seed": 0}
-
-
-def option(default: object, help: str, *, parse: Callable[[str], object] | None = None) -> Any:
-    """A dataclass field that is also an option of the evaluate command: `--sizes` for `sizes`.
-    parse: text to value."""
-    return field(default=default, metadata={"help": help, "parse": parse})
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """ "128,512,4k" to (128, 512, 4096)."""
-    factors = {"k": 2**10, "m": 2**20}
-    numbers = []
-    for part in text.lower().split(","):
-        part = part.strip()
-        if not part:
-            continue
-        number = part
-        factor = 1
-        if part[-1] in factors:
-            number = part[:-1]
-            factor = factors[part[-1]]
-        if not number.isdigit():
-            raise ValueError(f"{part!r} is not a count; expected numbers such as 128,512,4k")
-        numbers.append(int(number) * factor)
-    return tuple(numbers)
-
-
-def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
-    """ValueError for a value that is neither None nor one of `choices`; it names the nearest."""
-    if value is not None and value not in choices:
-        suggestion = did_you_mean(str(value), choices)
-        raise ValueError(f"{name} {value!r}; {suggestion}expected {' or '.join(choices)}")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to measure. Every field is an option of the evaluate command; raises ValueError for
-    values that cannot work."""
-
-    samples: int | None = option(
-        None, "per cell, or in all, as the evaluator says; default: the evaluator's own"
-    )
-    source: str | None = option(
-        None, "where held-out data comes from, as in a recipe; default: what training held out"
-    )
-    batch_tokens: int = option(16384, "most tokens in one forward pass")
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            most = LARGEST_SEED if name == "seed" else MOST
-            least = LEAST.get(name, -MOST)
-            if name in LEAST and not isinstance(value, int | None):
-                raise ValueError(f"{name} {value!r}: expected a whole number")
-            entries = value if isinstance(value, tuple) else (value,)
-            for number in entries:
-                if not isinstance(number, int):
-                    continue
-                if number > most:
-                    raise ValueError(f"{name} {number:,}: expected at most {most:,}")
-                if number < least:
-                    raise ValueError(f"{name} must be at least {least}, got {number}")
-
-    def batch_size(self, tokens: int) -> int:
-        return max(1, self.batch_tokens // tokens)
-
-
-@dataclass(frozen=True)
-class LengthSettings(Settings):
-    """Settings of evaluators along a line of tokens."""
-
-    lengths: tuple[int, ...] | None = option(
-        None, "tokens, as 512,4k; default: by the training length", parse=counts
-    )
-    seed: int = option(42, "of every random draw")
-
-    # Default lengths, in training lengths.
-    factors: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)
-    # What lengths count.
-    counted: ClassVar[str] = "tokens"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lengths is not None:
-            if not self.lengths or min(self.lengths) < 2:
-                raise ValueError(
-                    f"lengths must be at least 2 {self.counted}, got {list(self.lengths)}"
-                )
-            object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
-
-    def resolved_lengths(self, train_context: int) -> tuple[int, ...]:
-        """Ascending; by default `factors` times the training length."""
-        return self.lengths or tuple(train_context * factor for factor in self.factors)
-
-
-@dataclass(frozen=True)
-class CutSettings(LengthSettings):
-    """Settings of evaluators that can also read a part of a text alone."""
-
-    controls: ClassVar[tuple[str, ...]] = ("cut",)
-    control: str | None = option(
-        None, "cut: only as much as training had is read at once; perplexity also: cut-bos"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("control", self.control, self.controls)
 
 
 @dataclass(frozen=True)
@@ -419,28 +309,6 @@ class Listing(Evaluator[S, Model]):
             write_table(out / name, result.rows, delimiter="\t")
 
 
-def print_table(
-    console: Console,
-    title: str,
-    left: Sequence[str],
-    right: Sequence[str],
-    rows: Iterable[Sequence[str]],
-) -> None:
-    """Rows of a table with columns named `left` and, aligned to the right, `right`."""
-    # Imported here, since tools/gpu.py makes models where nothing is installed.
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", overflow="fold", min_width=6)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 def find_evaluators(package: str) -> dict[str, type[Evaluator]]:
     """The evaluators of all modules of a package, by name, in the order of their modules' names."""
     evaluators: dict[str, type[Evaluator]] = {}
@@ -496,21 +364,3 @@ def _read_settings(kind: type[Evaluator], values: Mapping[str, Any]) -> Settings
             value = parse(str(value))
         settings[key] = tuple(value) if isinstance(value, list) else value
     return kind.settings_class(**settings)
-
-
-def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:
-    """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN
-    for a single group."""
-    names, group = np.unique(groups, return_inverse=True)
-    count = len(names)
-    if count < 2:
-        return math.nan
-    sums = np.bincount(group, weights=values - values.mean())
-    return math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Of the mean of N values, from their sample standard deviation; NaN for fewer than two."""
-    if len(values) < 2:
-        return math.nan
-    return float(values.std(ddof=1) / math.sqrt(len(values)))

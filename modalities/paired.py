@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from modalities.results import Axis, Row
+from modalities.results import Row
+from modalities.statistics import t_quantile
 
 Place = Any  # on an evaluator's axis: a number or a name
 
@@ -208,79 +207,3 @@ def _half_interval(gap: np.ndarray, in_stratum: np.ndarray) -> float:
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """a / b, 0 where b is 0."""
     return np.where(b > 0, a / np.where(b > 0, b, 1.0), 0.0)
-
-
-def t_quantile(share: float, degrees: int) -> float:
-    """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to
-    1e-12 of its angle."""
-    # Bounds of θ = atan(t / √ν).
-    low = 0.0
-    high = math.pi / 2
-    while high - low > 1e-12:
-        middle = (low + high) / 2
-        if _t_share(middle, degrees) < share:
-            low = middle
-        else:
-            high = middle
-    return math.tan(low) * math.sqrt(degrees)
-
-
-def _t_share(angle: float, degrees: int) -> float:
-    """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and
-    26.7.4 (ν even)."""
-    odd = degrees % 2
-    cos2 = math.cos(angle) ** 2
-    k = np.arange(1, (degrees - odd) // 2)
-    # Of one term to that before it, without cos².
-    ratios = (2 * k - 1 + odd) / (2 * k + odd)
-    terms = float(1 + np.cumprod(ratios * cos2).sum()) if degrees > 1 else 0.0
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * terms)
-    return math.sin(angle) * terms
-
-
-def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Iterator[Table]:
-    """A table for each score: every model's difference at every place, its 95% interval, and how
-    many units it is over."""
-    several_seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
-    columns = [axis.column, "difference", "95% interval", "lower", "n"]
-    if several_seeds:
-        columns.append("seeds")
-    for score in dict.fromkeys(row["score"] for row in rows):
-        interval = f"95% interval over n {units}; lower: in what share of them"
-        table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {interval}")
-        # A terminal of 80 columns has room for all.
-        table.add_column("model", overflow="fold", min_width=14)
-        for column in columns:
-            wraps = column == axis.column
-            table.add_column(column, justify="right", no_wrap=not wraps, overflow="fold")
-        for row in rows:
-            if row["score"] == score:
-                texts = _paired_texts(row, axis)
-                if several_seeds:
-                    texts.append(f"{row['seeds']}, {row['against_seeds']}")
-                table.add_row(row["model"], *texts)
-        yield table
-
-
-def _paired_texts(row: Row, axis: Axis) -> list[str]:
-    interval = "–"
-    if not math.isnan(row["low"]):
-        interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
-    return [
-        axis.tick(row[axis.column]),
-        f"{row['difference']:+.4f}",
-        interval,
-        f"{row['lower_in']:.0%}",
-        str(row["units"]),
-    ]
-
-
-def result_table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )

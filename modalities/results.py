@@ -3,16 +3,12 @@ seeds."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from zoo.files import replacing
 
 # A row of a table by column: numbers, lists of numbers, text, whatever JSON carries.
 Row = dict[str, Any]
@@ -230,39 +226,6 @@ def mean_of_rows(rows: Sequence[Row]) -> Row:
         values = [row.get(name) for row in rows]
         mean[name] = _reduce(values, _mean)
     return mean
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, object]], *, delimiter: str = ",") -> None:
-    """Rows under a header of all their columns, in order of first appearance; list values are left
-    out. Text that a spreadsheet would take for a formula has an apostrophe before it, and no text
-    has line breaks."""
-    columns: list[str] = []
-    for row in rows:
-        for name, value in row.items():
-            if name not in columns and not isinstance(value, list):
-                columns.append(name)
-    with replacing(path) as file:
-        table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
-        table.writerow([_harmless(name) for name in columns])
-        for row in rows:
-            table.writerow([_harmless(row.get(name)) for name in columns])
-
-
-# First characters of a formula; the last four are in full width.
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-
-
-def _harmless(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    # Spreadsheets leave out a byte order mark and a space without width.
-    text = " ".join(value.splitlines()).lstrip("\ufeff\u200b")
-    try:
-        float(text)
-    except ValueError:
-        if len(text) > 1 and text.lstrip()[:1] in _FORMULA:
-            return f"'{text}"
-    return text
 
 
 def file_safe(text: str) -> str:

@@ -35,7 +35,7 @@ import typer
 import zoo
 from modalities.cost import keep_freed_tensors
 from modalities.decoder.tokenizers import check_place, split_arm
-from modalities.evaluation import check_choice, counts, option
+from modalities.settings import check_choice, counts, option
 from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
 from recipes.targets import parse_overrides
 from zoo.adapters import ADAPTER

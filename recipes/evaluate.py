@@ -54,9 +54,11 @@ import typer
 from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import Cell, CellValue, Evaluator, Listing, ModelResult, Settings
+from modalities.evaluation import Cell, Evaluator, Listing
 from modalities.figures import FIGURE_FORMATS, figure_output, overview_figure
-from modalities.results import file_safe, write_table
+from modalities.results import CellValue, ModelResult, file_safe
+from modalities.settings import Settings
+from modalities.tables import write_table
 from recipes.commands import (
     CommandError,
     call,

@@ -8,9 +8,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from modalities.evaluation import Evaluator, Listing, ModelResult, Score
-from modalities.paired import Place, paired_tables, result_table
-from modalities.results import Row, SeedMean, file_safe, mean_of_seeds, short_names, write_table
+from modalities.evaluation import Evaluator, Listing
+from modalities.paired import Place
+from modalities.results import (
+    ModelResult,
+    Row,
+    Score,
+    SeedMean,
+    file_safe,
+    mean_of_seeds,
+    short_names,
+)
+from modalities.tables import paired_tables, result_table, write_table
 from recipes.commands import Console, clock, short
 from zoo.files import write_json
 from zoo.positions import slices

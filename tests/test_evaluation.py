@@ -8,19 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from modalities.evaluation import (
-    Axis,
-    Cell,
-    Evaluator,
-    LengthSettings,
-    ModelResult,
-    Settings,
-    counts,
-    option,
-    standard_error,
-)
-from modalities.paired import Observed, paired_rows, scores_by_unit, t_quantile
-from modalities.results import SeedMean, compact, mean_of_seeds
+from modalities.evaluation import Cell, Evaluator
+from modalities.paired import Observed, paired_rows, scores_by_unit
+from modalities.results import Axis, ModelResult, SeedMean, compact, mean_of_seeds
+from modalities.settings import LengthSettings, Settings, counts, option
+from modalities.statistics import standard_error, t_quantile
 from tests.refusals import refuses
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from modalities.results import file_safe, write_table
+from modalities.results import file_safe
+from modalities.tables import write_table
 from zoo import files
 from zoo.errors import one_line
 from zoo.files import (

@@ -23,7 +23,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parent.parent)
 )  # so that a plain `python tools/…` finds the project
 
-from modalities.evaluation import ModelResult
+from modalities.results import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
 from recipes.commands import Console, call

@@ -17,20 +17,10 @@ from modalities.dna.scoring import STRANDS
 from modalities.dna.sources import DEFAULT_SOURCE, DnaSource, find_source
 from modalities.dna.splits import GenomeSplit, open_heldout
 from modalities.dna.tokenizers import load_tokenizer
-from modalities.evaluation import (
-    Axis,
-    CellValue,
-    Evaluator,
-    LengthSettings,
-    Listing,
-    ModelResult,
-    Settings,
-    check_choice,
-    counts,
-    option,
-)
+from modalities.evaluation import Evaluator, Listing
 from modalities.loading import Heldout
-from modalities.results import Row, compact
+from modalities.results import Axis, CellValue, ModelResult, Row, compact
+from modalities.settings import LengthSettings, Settings, check_choice, counts, option
 from zoo.model import ZooModel
 
 BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)

@@ -35,8 +35,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from modalities.evaluation import check_choice
 from modalities.loading import fingerprint_of
+from modalities.settings import check_choice
 from modalities.text.facts import (
     GRAMMARS,
     Grammar,

@@ -17,23 +17,13 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import answer_scores
-from modalities.evaluation import (
-    Cell,
-    CellValue,
-    CutSettings,
-    Evaluator,
-    LengthSettings,
-    ModelResult,
-    Observed,
-    S,
-    Score,
-    check_choice,
-    clustered_error,
-    counts,
-    option,
-)
+from modalities.evaluation import Cell, Evaluator, S
 from modalities.loading import Heldout
-from modalities.results import write_table
+from modalities.paired import Observed
+from modalities.results import CellValue, ModelResult, Score
+from modalities.settings import CutSettings, LengthSettings, check_choice, counts, option
+from modalities.statistics import clustered_error
+from modalities.tables import write_table
 from modalities.text.data import DEFAULT_SOURCE, MOST_DOCUMENTS, EncodedDocument, open_heldout
 from modalities.text.prompts import (
     TEMPLATES,

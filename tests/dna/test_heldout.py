@@ -24,7 +24,7 @@ from modalities.dna.evaluators.completion import (
     write_bases,
 )
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from modalities.evaluation import ModelResult
+from modalities.results import ModelResult
 from tests.dna.models import Composed, bpe_tokenizer, letters, split_source, tiny
 from tests.refusals import refuses
 

@@ -13,7 +13,7 @@ from modalities.dna.evaluators import regions
 from modalities.dna.evaluators.regions import RegionSettings, Score, Track
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, reverse_complement
-from modalities.evaluation import ModelResult
+from modalities.results import ModelResult
 from tests.dna.models import Composed, letters, tiny, write_fasta
 
 CONTIGS = {"b": letters(100), "a": letters(37, 1)[:20] + "NNN" + letters(14, 2), "tiny": "ACG"}

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from modalities.dna.evaluators.variants import read_variants
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
-from modalities.evaluation import LengthSettings
+from modalities.settings import LengthSettings
 from modalities.text import CausalLM, TextConfig, sources
 from modalities.text.data import TokenCorpus, corpus_of
 from modalities.text.sources import Document, open_source

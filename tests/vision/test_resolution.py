@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from modalities.loading import Heldout
-from modalities.paired import t_quantile
 from modalities.results import ModelResult
+from modalities.statistics import t_quantile
 from modalities.vision import MODALITY, VisionTransformer, evaluation
 from modalities.vision.data import HeldoutImages
 from modalities.vision.errors import BadImage

@@ -24,8 +24,11 @@ from modalities.dna.kmers import contexts, kmers
 from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
 from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
-from modalities.evaluation import Cell, CellValue, CutSettings, ModelResult, Observed, Score, option
-from modalities.results import Row, write_table
+from modalities.evaluation import Cell
+from modalities.paired import Observed
+from modalities.results import CellValue, ModelResult, Row, Score
+from modalities.settings import CutSettings, option
+from modalities.tables import write_table
 from zoo.model import ZooModel
 from zoo.positions import slices
 

@@ -17,8 +17,10 @@ from modalities.dna.evaluation import BASES_LENGTH, DnaEvaluator, DnaLengthSetti
 from modalities.dna.genome import RunCounter
 from modalities.dna.splits import MAX_UNKNOWN, GenomeSplit
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, standard_error
-from modalities.results import Row
+from modalities.evaluation import Cell
+from modalities.results import CellValue, ModelResult, Row, Score
+from modalities.settings import option
+from modalities.statistics import standard_error
 from zoo.model import ZooModel
 from zoo.positions import slices
 

@@ -24,10 +24,12 @@ from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.splits import Region, joined, read_bed
 from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
-from modalities.evaluation import Cell, CellValue, ModelResult, option, print_table
-from modalities.evaluation import Score as Column
+from modalities.evaluation import Cell
 from modalities.loading import fingerprint_of
-from modalities.results import Row, file_safe, short_names
+from modalities.results import CellValue, ModelResult, Row, file_safe, short_names
+from modalities.results import Score as Column
+from modalities.settings import option
+from modalities.tables import print_table
 from zoo.files import replacing
 from zoo.model import ZooModel
 

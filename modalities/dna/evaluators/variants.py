@@ -29,8 +29,10 @@ from modalities.dna.evaluation import FileEvaluator, FileSettings, strands_of
 from modalities.dna.genome import Genome
 from modalities.dna.scoring import BIT, score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from modalities.evaluation import Cell, CellValue, ModelResult, Score, option, print_table
-from modalities.results import Row, short_names
+from modalities.evaluation import Cell
+from modalities.results import CellValue, ModelResult, Row, Score, short_names
+from modalities.settings import option
+from modalities.tables import print_table
 from zoo.errors import did_you_mean, require
 from zoo.files import file_sha256, near_file
 from zoo.model import ZooModel

@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from modalities.analysis import Analysis, analyse
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of
-from modalities.evaluation import (
+from modalities.evaluation import Cell, Listing
+from modalities.figures import finish, panels, styles_of
+from modalities.prior_plot import retrieval_heads
+from modalities.results import (
     Axis,
-    Cell,
     CellValue,
-    Listing,
     ModelResult,
     Row,
     Score,
-    Settings,
-    option,
-    print_table,
+    mean_of_rows,
+    mean_of_seeds,
+    short_names,
 )
-from modalities.figures import finish, panels, styles_of
-from modalities.prior_plot import retrieval_heads
-from modalities.results import mean_of_rows, mean_of_seeds, short_names
+from modalities.settings import Settings, option
+from modalities.tables import print_table
 from modalities.text.prompts import Template
 from modalities.text.retrieval import HaystackEvaluator, TextEvaluator
 from modalities.text.tokenizers import load_tokenizer

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from modalities.evaluation import ModelResult
 from modalities.figures import heatmap_figure
+from modalities.results import ModelResult
 from modalities.text.retrieval import Retrieval
 
 

@@ -16,18 +16,7 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, position_buckets, token_nll, windows_of
-from modalities.evaluation import (
-    Cell,
-    CellValue,
-    CutSettings,
-    ModelResult,
-    Observed,
-    Row,
-    Score,
-    check_choice,
-    option,
-    standard_error,
-)
+from modalities.evaluation import Cell
 from modalities.figures import (
     curves,
     finish,
@@ -37,8 +26,10 @@ from modalities.figures import (
     panels,
     styles_of,
 )
-from modalities.paired import scores_by_unit
-from modalities.results import LENGTH, compact, mean_of_seeds
+from modalities.paired import Observed, scores_by_unit
+from modalities.results import LENGTH, CellValue, ModelResult, Row, Score, compact, mean_of_seeds
+from modalities.settings import CutSettings, check_choice, option
+from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer

@@ -13,18 +13,11 @@ import torch
 
 from modalities.decoder.model import Decoder
 from modalities.decoder.scoring import device_of, nll_of, nll_of_features, telling
-from modalities.evaluation import (
-    Cell,
-    CellValue,
-    CutSettings,
-    ModelResult,
-    Observed,
-    Score,
-    option,
-    standard_error,
-)
-from modalities.paired import scores_by_unit
-from modalities.results import Row
+from modalities.evaluation import Cell
+from modalities.paired import Observed, scores_by_unit
+from modalities.results import CellValue, ModelResult, Row, Score
+from modalities.settings import CutSettings, option
+from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
 from modalities.text.facts import HELDOUT
 from modalities.text.prompts import StatedFact, state_facts

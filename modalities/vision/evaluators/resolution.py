@@ -16,17 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modalities.evaluation import (
-    Cell,
-    CellValue,
-    Observed,
-    Score,
-    check_choice,
-    clustered_error,
-    option,
-)
-from modalities.paired import ScoresByUnit, paired_rows, scores_by_unit
-from modalities.results import Row
+from modalities.evaluation import Cell
+from modalities.paired import Observed, ScoresByUnit, paired_rows, scores_by_unit
+from modalities.results import CellValue, Row, Score
+from modalities.settings import check_choice, option
+from modalities.statistics import clustered_error
 from modalities.vision.errors import BadImage
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
 from modalities.vision.images import Shape

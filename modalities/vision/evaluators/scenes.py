@@ -38,10 +38,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from modalities.evaluation import Cell, CellValue, Observed, Score, check_choice, option
+from modalities.evaluation import Cell
 from modalities.loading import Heldout
-from modalities.paired import t_quantile
-from modalities.results import Row
+from modalities.paired import Observed
+from modalities.results import CellValue, Row, Score
+from modalities.settings import check_choice, option
+from modalities.statistics import t_quantile
 from modalities.vision.changes import CHANGES, changed
 from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout

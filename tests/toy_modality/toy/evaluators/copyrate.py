@@ -2,7 +2,9 @@ from dataclasses import dataclass
 
 import torch
 
-from modalities.evaluation import Cell, Evaluator, LengthSettings, Score, option
+from modalities.evaluation import Cell, Evaluator
+from modalities.results import Score
+from modalities.settings import LengthSettings, option
 from toy.model import ToyModel
 
 

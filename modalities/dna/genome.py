@@ -63,19 +63,18 @@ class Genome:
             for n, (name, length, file) in enumerate(contigs)
         )
         self._by_name = {contig.name: contig for contig in self.contigs}
-        self.starts = {
-            contig.name: int(at) for contig, at in zip(self.contigs, starts, strict=False)
-        }
+        self.starts = {contig.name: int(starts[n]) for n, contig in enumerate(self.contigs)}
         self.known = sum(contig.known for contig in self.contigs)
 
     def __getitem__(self, name: str) -> Contig:
         """ValueError for an unknown name; it names the nearest."""
         if name not in self._by_name:
             names = list(self._by_name)
-            few = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-            raise ValueError(
-                f"no contig {name!r}; {did_you_mean(str(name), names)}there are {len(names)}: {few}"
-            )
+            listed = ", ".join(names[:5])
+            if len(names) > 5:
+                listed += ", …"
+            hint = did_you_mean(str(name), names)
+            raise ValueError(f"no contig {name!r}; {hint}there are {len(names)}: {listed}")
         return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
@@ -93,39 +92,41 @@ class Genome:
 
     def _read(self, name: str, start: int, stop: int | None) -> np.ndarray:
         contig = self[name]
-        at = self.starts[name]
-        stop = contig.length if stop is None else stop
+        offset = self.starts[name]
+        if stop is None:
+            stop = contig.length
         if not 0 <= start <= stop <= contig.length:
             raise ValueError(
                 f"bases [{start}, {stop}) are outside contig {name!r}, which has {contig.length:,}"
             )
-        return self._store[at + start : at + stop]
+        return self._store[offset + start : offset + stop]
 
 
 def _unknown_runs(codes: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 2) int64 runs of UNKNOWN of contigs that begin at `starts`, laid one after the other;
     looked for in pieces."""
     edges = []
-    before = np.zeros(1, bool)
-    for at in range(0, len(codes), _PIECE):
-        unknown = codes[at : at + _PIECE] & CODE == UNKNOWN
-        edges.append(at + np.flatnonzero(np.diff(unknown, prepend=before)))
-        before = unknown[-1:]
-    edges.append(np.full(int(before[0]), len(codes)))
+    last = np.zeros(1, bool)
+    for start in range(0, len(codes), _PIECE):
+        unknown = codes[start : start + _PIECE] & CODE == UNKNOWN
+        edges.append(start + np.flatnonzero(np.diff(unknown, prepend=last)))
+        last = unknown[-1:]
+    if last[0]:
+        edges.append(np.array([len(codes)]))
+    # Where a contig that begins with unknown bases follows one that ends with them, a run ends and
+    # another begins.
     inner = starts[1:-1]
-    crossed = inner[
-        (codes[inner - 1] & CODE == UNKNOWN) & (codes[inner] & CODE == UNKNOWN)
-    ]  # a run ends, one begins
-    return np.sort(np.concatenate([*edges, crossed, crossed]).astype(np.int64)).reshape(-1, 2)
+    crossed = inner[(codes[inner - 1] & CODE == UNKNOWN) & (codes[inner] & CODE == UNKNOWN)]
+    bounds = np.concatenate([*edges, crossed, crossed]).astype(np.int64)
+    return np.sort(bounds).reshape(-1, 2)
 
 
 class RunCounter:
     """Counts the bases of [start, stop) that lie in sorted, disjoint runs (R, 2)."""
 
     def __init__(self, runs: np.ndarray) -> None:
-        self.runs = np.concatenate(
-            [[[-1, -1]], runs]
-        )  # an empty run first: every place has one at or before it
+        # An empty run first: every place has one at or before it.
+        self.runs = np.concatenate([[[-1, -1]], runs])
         self.total = np.cumsum(self.runs[:, 1] - self.runs[:, 0])
 
     def count(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -153,42 +154,40 @@ def _version(path: Path) -> _Version:
 @lru_cache(maxsize=4)
 def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
     bases = bytearray()
-    names: list[str] = []
-    sizes: list[tuple[int, int]] = []  # length, and number of the file, of each
+    contigs: list[tuple[str, int, int]] = []
     places: dict[str, str] = {}  # where each contig starts
     digest = hashlib.blake2b(digest_size=8)
-    for number, (name, version) in enumerate(stats):
-        count = len(names)
-        for piece in read_codes(Path(name)):
-            if not isinstance(piece, bytes):
-                contig = piece[0]
-                place = f"{name}, {piece[1]}"
-                if contig in places:
-                    raise ValueError(
-                        f"{place}: a second contig {contig!r}; the first is in {places[contig]}"
-                    )
-                if len(names) == _MOST_CONTIGS:
-                    raise ValueError(
-                        f"{place}: more than {_MOST_CONTIGS:,} contigs, the most that a genome can have"
-                    )
-                places[contig] = place
-                names.append(contig)
-                sizes.append((0, number))
-            else:
-                sizes[-1] = sizes[-1][0] + len(piece), number
+    for number, (file, version) in enumerate(stats):
+        earlier = len(contigs)
+        for piece in read_codes(Path(file)):
+            if isinstance(piece, bytes):
+                name, length, _ = contigs[-1]
+                contigs[-1] = (name, length + len(piece), number)
                 digest.update(piece)
                 bases += piece
-        if len(names) == count:
-            raise ValueError(f"{name}: no sequence in it")
-        if _version(Path(name)) != version:
+                continue
+            name = piece[0]
+            place = f"{file}, {piece[1]}"
+            if name in places:
+                raise ValueError(
+                    f"{place}: a second contig {name!r}; the first is in {places[name]}"
+                )
+            if len(contigs) == _MOST_CONTIGS:
+                most = f"{_MOST_CONTIGS:,} contigs, the most that a genome can have"
+                raise ValueError(f"{place}: more than {most}")
+            places[name] = place
+            contigs.append((name, 0, number))
+        if len(contigs) == earlier:
+            raise ValueError(f"{file}: no sequence in it")
+        if _version(Path(file)) != version:
             raise ValueError(
-                f"{name}: changed while it was being read; open it again once it is complete"
+                f"{file}: changed while it was being read; open it again once it is complete"
             )
-    contigs = [(name, *size) for name, size in zip(names, sizes, strict=True)]
     for name, length, _ in contigs:
         if not length:
             raise ValueError(
                 f"{places[name]}: contig {name!r} is empty: no base follows its header"
             )
-    digest.update(json.dumps([contig[:2] for contig in contigs]).encode())
+    names_and_lengths = [contig[:2] for contig in contigs]
+    digest.update(json.dumps(names_and_lengths).encode())
     return Genome(contigs, digest.hexdigest(), tuple(path for path, _ in stats), bases)

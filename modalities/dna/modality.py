@@ -38,12 +38,13 @@ def build(name: str, options: Mapping[str, object], data: DnaDataConfig) -> ZooM
         )
     check_tokenizer(options, data.tokenizer)
     tokenizer = load_tokenizer(data.tokenizer)
-    fields = {
+    fields: dict[str, object] = {
         "train_context": data.context,
         "tokenizer": data.tokenizer,
         "vocab_size": tokenizer.vocab_size,
+        "num_targets": tokenizer.num_targets,
     }
-    return create_model(name, **fields | {"num_targets": tokenizer.num_targets} | dict(options))
+    return create_model(name, **fields | dict(options))
 
 
 def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -54,12 +55,14 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
         model.copy_expert.remember(batch["tokens"], batch["segments"])
     weights = target_weights(batch)
     widths = torch.from_numpy(load_tokenizer(model.config.tokenizer).widths)
-    bases = (weights * widths.to(weights.device)[batch["tokens"][:, 1:]]).sum() / weights.sum()
+    bases_of_targets = widths.to(weights.device)[batch["tokens"][:, 1:]]
+    bases = (weights * bases_of_targets).sum() / weights.sum()
     return loss, {"bits_per_base": loss.detach() / (math.log(2) * bases)}
 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:
-    from modalities.dna.hf import open_outside  # imports transformers
+    # Imports transformers.
+    from modalities.dna.hf import open_outside
 
     return open_outside(name)
 

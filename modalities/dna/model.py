@@ -45,56 +45,83 @@ class DnaConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        orders = list(self.copy_orders)
-        spec = self.tokenizer
-        if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
-            raise ValueError(
-                f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}"
-            )
-        if orders and spec != "bases":
-            raise ValueError(
-                f"copy_orders={orders} with tokenizer {spec!r}: copies are of single bases, 'bases'"
-            )
-        if self.copy_memory and not orders:
-            raise ValueError(
-                f"copy_memory={self.copy_memory} without copy_orders, such as [11, 12, 14, 16, 20, 24]"
-            )
+        self._check_copies()
         if self.strands not in ("one", "both"):
             raise ValueError(f"strands {self.strands!r}: expected 'one' or 'both'")
         if not 0 < self.num_targets <= self.vocab_size:
             raise ValueError(
                 f"num_targets {self.num_targets} must lie in 1..vocab_size={self.vocab_size}"
             )
-        if spec == "bases" or spec.startswith(
-            "kmer:"
-        ):  # others are files, opened when they are used
-            known = load_tokenizer(spec)
-            if known.vocab_size > self.vocab_size or known.num_targets != self.num_targets:
-                raise ValueError(
-                    f"tokenizer {spec!r} has {known.num_targets} targets in {known.vocab_size} ids; the model has "
-                    f"num_targets {self.num_targets}, vocab_size {self.vocab_size}: weights are of one tokenizer"
-                )
+        # Other tokenizers are files, opened when they are used.
+        if self.tokenizer == "bases" or self.tokenizer.startswith("kmer:"):
+            self._check_vocabulary()
+
+    def _check_copies(self) -> None:
+        orders = list(self.copy_orders)
+        if orders != sorted(set(orders)) or not all(1 <= order <= LONGEST for order in orders):
+            raise ValueError(
+                f"copy_orders={orders}: expected ascending numbers of bases from 1 to {LONGEST}"
+            )
+        if orders and self.tokenizer != "bases":
+            raise ValueError(
+                f"copy_orders={orders} with tokenizer {self.tokenizer!r}: "
+                "copies are of single bases, 'bases'"
+            )
+        if self.copy_memory and not orders:
+            example = "such as [11, 12, 14, 16, 20, 24]"
+            raise ValueError(f"copy_memory={self.copy_memory} without copy_orders, {example}")
+
+    def _check_vocabulary(self) -> None:
+        tokenizer = load_tokenizer(self.tokenizer)
+        if tokenizer.vocab_size > self.vocab_size or tokenizer.num_targets != self.num_targets:
+            raise ValueError(
+                f"tokenizer {self.tokenizer!r} has {tokenizer.num_targets} targets in "
+                f"{tokenizer.vocab_size} ids; the model has num_targets {self.num_targets}, "
+                f"vocab_size {self.vocab_size}: weights are of one tokenizer"
+            )
 
 
-TINY = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
+TINY: dict[str, object] = dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344)
 # Of the copy expert: contexts that 8 million bases repeat by chance, to those that copies alone
 # share; and a memory of 8.4 million bases, for the 8.2 million of tiny training and the starts of
 # rows. At 3M it has room for 67 million.
 COPY: dict[str, object] = dict(copy_orders=[11, 12, 14, 16, 20, 24], copy_memory=1 << 23)
 SIZES: Mapping[str, Mapping[str, object]] = {
-    "copy_tiny": TINY
-    | COPY
-    | dict(train_context=1024),  # before "tiny", in which its names end too
+    # Before "tiny", in which its names end too.
+    "copy_tiny": TINY | COPY | dict(train_context=1024),
     "copy_3m": COPY
     | dict(
-        dim=256, num_layers=4, num_heads=4, hidden_dim=688, train_context=1024, copy_memory=1 << 26
+        dim=256,
+        num_layers=4,
+        num_heads=4,
+        hidden_dim=688,
+        train_context=1024,
+        copy_memory=1 << 26,
     ),
     "tiny": TINY | dict(train_context=256),
-    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=1024),
-    # GOAT, human genome: the released script; and 125M parameters on single bases, where the paper
-    # names the size and no layers
-    "25m": dict(dim=512, num_layers=8, num_heads=8, hidden_dim=1376, train_context=1024),
-    "125m": dict(dim=768, num_layers=18, num_heads=12, hidden_dim=2048, train_context=1024),
+    "small": dict(
+        dim=384,
+        num_layers=6,
+        num_heads=6,
+        hidden_dim=1024,
+        train_context=1024,
+    ),
+    # GOAT, human genome: the released script.
+    "25m": dict(
+        dim=512,
+        num_layers=8,
+        num_heads=8,
+        hidden_dim=1376,
+        train_context=1024,
+    ),
+    # 125M parameters on single bases, where the paper names the size and no layers.
+    "125m": dict(
+        dim=768,
+        num_layers=18,
+        num_heads=12,
+        hidden_dim=2048,
+        train_context=1024,
+    ),
 }
 
 
@@ -108,10 +135,14 @@ class DnaDecoder(Decoder):
 
     def __init__(self, config: DnaConfig) -> None:
         super().__init__(config)
-        options = dict(memory=config.copy_memory, recent=config.train_context)
-        self.copy_expert = (
-            CopyExpert(config.dim, config.copy_orders, **options) if config.copy_orders else None
-        )
+        self.copy_expert: CopyExpert | None = None
+        if config.copy_orders:
+            self.copy_expert = CopyExpert(
+                config.dim,
+                config.copy_orders,
+                memory=config.copy_memory,
+                recent=config.train_context,
+            )
 
     def refuses_sequence(self, size: int) -> str | None:
         if self.copy_expert is not None:
@@ -157,11 +188,11 @@ class DnaDecoder(Decoder):
         self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
     ) -> Iterator[str]:
         """Bases that follow those of the prompt, yielded as they are written. Where it is not a
-        whole number of k-mers, its
-        first bases are left out. `sampling`: as in `modalities.decoder.generation.stream`.
-        ValueError for other letters."""
+        whole number of k-mers, its first bases are left out. `sampling`: as in
+        `modalities.decoder.generation.stream`. ValueError for other letters."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        ids = self.read(prompt[tokenizer.encode(encode(prompt)).left_over :])[0].tolist()
+        left_over = tokenizer.encode(encode(prompt)).left_over
+        ids = self.read(prompt[left_over:])[0].tolist()
 
         def letters(new: list[int]) -> str:
             return decode(tokenizer.decode(new))
@@ -172,9 +203,8 @@ class DnaDecoder(Decoder):
         """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than
         those of bases."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        return torch.tensor(
-            [[tokenizer.bos_id, *tokenizer.encode(encode(bases)).ids.tolist()]], device=self.device
-        )
+        ids = tokenizer.encode(encode(bases)).ids.tolist()
+        return torch.tensor([[tokenizer.bos_id, *ids]], device=self.device)
 
 
 # Every position method × SSMax on and off × size.

@@ -1,11 +1,12 @@
 """DNA sources: a spec string, parsed once, to files and a split; and the sequences of a FASTA or
 GenBank file.
 
-"yeast-chr01"             chromosome I of baker's yeast, which ships with the package (the default)
-"genomes"                 everything that `priorzoo fetch-data dna genomes` fetched into the data
-folder "genomes:yeast,ustilago"  those of them
-"PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz;
-several with commas
+    "yeast-chr01"             chromosome I of baker's yeast, which ships with the package; the
+                              default
+    "genomes"                 all that `priorzoo fetch-data dna genomes` fetched into the data folder
+    "genomes:yeast,ustilago"  those of them
+    "PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz;
+                              several with commas
 
 Biopython reads GenBank. FASTA is parsed here, a megabyte at a time: an index of FASTA (faidx) needs
 lines of one length and bgzip, and readers of whole records (pysam's FastxFile, Biopython) lose line
@@ -15,6 +16,7 @@ numbers, and text before the first header.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import warnings
@@ -36,9 +38,8 @@ SUFFIXES = (".fa", ".fasta", ".fna", *GENBANK)
 _WHITE = b"\r\n \t"
 _CHUNK = 1 << 20  # bytes read at once
 _LONGEST_HEADER = 1 << 20
-_BGZIP_END = bytes.fromhex(
-    "1f8b08040000000000ff0600424302001b0003000000000000000000"
-)  # an empty block: SAM, 4.1.2
+# The empty block that ends a bgzip file: SAM, 4.1.2.
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 
@@ -63,24 +64,28 @@ def find_source(
         raise ValueError(
             f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}"
         )
-    name, bed = (spec, None) if split is None else (f"{spec} split by {split}", Path(split))
+    name = spec
+    bed = None
+    if split is not None:
+        name = f"{spec} split by {split}"
+        bed = Path(split)
     if spec == DEFAULT_SOURCE:
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
-        return DnaSource(
-            name, _fetched(spec), bed or data_folder() / "genomes" / "split.bed", subset=not bed
-        )
-    # a name may have a comma in it
+        shared_bed = data_folder() / "genomes" / "split.bed"
+        return DnaSource(name, _fetched(spec), bed or shared_bed, subset=bed is None)
+    # A name may have a comma in it.
     parts = [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
     if not all(parts):
         raise ValueError(f"source {spec!r}: no name before or after a comma")
-    files = tuple(path for part in parts for path in _find_files(spec, part))
+    files: list[Path] = []
+    for part in parts:
+        files += _find_files(spec, part)
     for path in files:
         if not _is_sequences(path.name):
-            raise ValueError(
-                f"source {spec!r}: {path} is none of {', '.join(SUFFIXES)}, with or without .gz or .bgz"
-            )
-    return DnaSource(name, files, bed)
+            expected = f"{', '.join(SUFFIXES)}, with or without .gz or .bgz"
+            raise ValueError(f"source {spec!r}: {path} is none of {expected}")
+    return DnaSource(name, tuple(files), bed)
 
 
 def _is_sequences(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
@@ -90,21 +95,23 @@ def _is_sequences(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
 def _fetched(spec: str) -> tuple[Path, ...]:
     """The files of "genomes" or "genomes:a,b"."""
     folder = data_folder() / "genomes"
-    there = sorted(path.stem for path in folder.glob("*.fa"))
+    fetched = sorted(path.stem for path in folder.glob("*.fa"))
     fetch = "to fetch them, `priorzoo fetch-data dna genomes`"
-    if not there:
+    if not fetched:
         raise FileNotFoundError(f"source {spec!r}: no *.fa in {folder}; {fetch}")
-    names = [name.strip() for name in spec.partition(":")[2].split(",")] if ":" in spec else there
+    _, colon, names_text = spec.partition(":")
+    names = [name.strip() for name in names_text.split(",")] if colon else fetched
     for name in names:
-        if name not in there:
-            hint = f"{did_you_mean(name, there)}there are {', '.join(there)}; {fetch}"
+        if name not in fetched:
+            hint = f"{did_you_mean(name, fetched)}there are {', '.join(fetched)}; {fetch}"
             raise FileNotFoundError(f"source {spec!r}: no genome {name!r} in {folder}; {hint}")
     return tuple(folder / f"{name}.fa" for name in names)
 
 
 def _find_files(spec: str, place: str) -> list[Path]:
     path = Path(place)
-    if path.is_file():  # a name may have brackets in it
+    # A name may have brackets in it.
+    if path.is_file():
         return [path]
     if any(mark in place for mark in "*?["):
         paths = matching_files(place)
@@ -116,9 +123,9 @@ def _find_files(spec: str, place: str) -> list[Path]:
         raise FileNotFoundError(
             f"source {spec!r}: {place} is a folder; name its files, such as '{example}'"
         )
-    hint = near_file(place, _is_sequences) or did_you_mean(
-        place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4
-    )
+    hint = near_file(place, _is_sequences)
+    if not hint:
+        hint = did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
     expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
     raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
 
@@ -129,36 +136,50 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
     with file, place and reason for a malformed file, or one that is not DNA."""
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
-    with open(path, "rb") as file:
-        if _BGZIP.match(file.read(64)):  # gzip does not notice that blocks are missing
-            file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
-            if file.read() != _BGZIP_END:
-                raise ValueError(
-                    f"{path}: truncated: the empty block that ends every bgzip file is missing"
-                )
+    _check_bgzip(path)
     if _is_sequences(path.name, GENBANK):
         yield from _read_genbank(path)
-        return
-    # lines read
-    number = 0
+    else:
+        yield from _read_fasta(path)
+
+
+def _check_bgzip(path: Path) -> None:
+    """ValueError for a bgzip file without its last block: gzip does not notice missing blocks."""
+    with open(path, "rb") as file:
+        if not _BGZIP.match(file.read(64)):
+            return
+        file.seek(max(0, path.stat().st_size - len(_BGZIP_END)))
+        if file.read() != _BGZIP_END:
+            raise ValueError(
+                f"{path}: truncated: the empty block that ends every bgzip file is missing"
+            )
+
+
+def _read_fasta(path: Path) -> Iterator[tuple[str, str] | bytes]:
+    lines_read = 0
     begun = False
     with opened(path) as stream:
         while chunk := stream.read(_CHUNK):
-            chunk += stream.readline(_CHUNK)  # to the end of a line, unless that is long
-            chunk = chunk if number else chunk.removeprefix(b"\xef\xbb\xbf")
-            whole = [chunk] if b">" not in chunk else chunk.splitlines(keepends=True)
-            for is_header, group in groupby(whole, key=lambda line: line.startswith(b">")):
-                lines = list(group)
-                for n, line in enumerate(lines if is_header else (), start=number + 1):
-                    yield _name(line[1:], path, n), f"line {n}"
-                    begun = True
-                piece = b"" if is_header else b"".join(lines)
+            # To the end of a line, unless that is long.
+            chunk += stream.readline(_CHUNK)
+            if lines_read == 0:
+                chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+            lines = chunk.splitlines(keepends=True) if b">" in chunk else [chunk]
+            for is_header, group in groupby(lines, key=lambda line: line.startswith(b">")):
+                if is_header:
+                    headers = list(group)
+                    for number, header in enumerate(headers, start=lines_read + 1):
+                        yield _name(header[1:], path, number), f"line {number}"
+                        begun = True
+                    lines_read += b"".join(headers).count(b"\n")
+                    continue
+                piece = b"".join(group)
                 codes = piece.translate(LETTERS, _WHITE)
                 if codes and (not begun or NOT_A_BASE in codes):
-                    raise ValueError(_problem(path, piece, number + 1, begun))
+                    raise ValueError(_problem(path, piece, lines_read + 1, begun))
                 if codes:
                     yield codes
-                number += sum(line.count(b"\n") for line in lines)
+                lines_read += piece.count(b"\n")
 
 
 def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
@@ -168,13 +189,11 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
 
     with opened(path) as stream:
         records = iter(SeqIO.parse(io.TextIOWrapper(stream, encoding="utf-8"), "genbank"))
-        place = 0
-        while True:
-            place += 1
+        for number in itertools.count(1):
+            place = f"record {number}"
             try:
-                with (
-                    warnings.catch_warnings()
-                ):  # dates and columns out of form are fine; missing bases are not
+                with warnings.catch_warnings():
+                    # Dates and columns out of form are fine; missing bases are not.
                     warnings.simplefilter("ignore")
                     warnings.filterwarnings("error", "Premature end|Expected sequence length")
                     record = next(records, None)
@@ -183,17 +202,16 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
                 letters = bytes(record.seq).upper()
             except (OSError, EOFError, MemoryError):
                 raise
-            except Exception as error:  # of any kind: the parser checks little of a damaged record
-                raise ValueError(f"{path}, record {place}: {error or 'not GenBank'}") from error
+            # Of any kind: the parser checks little of a damaged record.
+            except Exception as error:
+                raise ValueError(f"{path}, {place}: {error or 'not GenBank'}") from error
             codes = letters.translate(LETTERS)
-            if (wrong := codes.find(NOT_A_BASE)) >= 0:
-                raise ValueError(
-                    f"{path}, record {place}, base {wrong + 1}: {invalid_letter(chr(letters[wrong]))}"
-                )
-            yield (
-                (record.name if record.id in ("", "<unknown id>", ".") else record.id),
-                f"record {place}",
-            )
+            wrong = codes.find(NOT_A_BASE)
+            if wrong >= 0:
+                reason = invalid_letter(chr(letters[wrong]))
+                raise ValueError(f"{path}, {place}, base {wrong + 1}: {reason}")
+            unnamed = record.id in ("", "<unknown id>", ".")
+            yield (record.name if unnamed else record.id), place
             yield codes
 
 
@@ -203,10 +221,8 @@ def _name(header: bytes, path: Path, line: int) -> str:
     try:
         words = header.decode("utf-8").split()
     except UnicodeDecodeError as error:
-        byte = f"byte 0x{header[error.start]:02x}"
-        raise ValueError(
-            f"{path}, line {line}: invalid UTF-8 in the header ({byte}); correct the name"
-        ) from error
+        reason = f"invalid UTF-8 in the header (byte 0x{header[error.start]:02x})"
+        raise ValueError(f"{path}, line {line}: {reason}; correct the name") from error
     if not words:
         raise ValueError(f"{path}, line {line}: '>' without a name")
     return words[0]
@@ -215,13 +231,11 @@ def _name(header: bytes, path: Path, line: int) -> str:
 def _problem(path: Path, piece: bytes, line: int, begun: bool) -> str:
     """What is wrong with lines from `line` on that are no sequence."""
     if begun:
-        place = next(
-            at
-            for at, byte in enumerate(piece)
-            if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE
-        )
-        line += piece.count(b"\n", 0, place)
-        return f"{path}, line {line}: {invalid_letter(chr(piece[place]))}"
-    line += piece[: len(piece) - len(piece.lstrip())].count(b"\n")
-    start = piece.lstrip()[:40].splitlines()[0].decode("latin-1")
+        for place, byte in enumerate(piece):
+            if LETTERS[byte] == NOT_A_BASE and byte not in _WHITE:
+                line += piece.count(b"\n", 0, place)
+                return f"{path}, line {line}: {invalid_letter(chr(byte))}"
+    text = piece.lstrip()
+    line += piece[: len(piece) - len(text)].count(b"\n")
+    start = text[:40].splitlines()[0].decode("latin-1")
     return f"{path}, line {line}: expected '>' and a name, as of FASTA, found {start!r}"

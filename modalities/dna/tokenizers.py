@@ -8,9 +8,9 @@ it) and the IUPAC ambiguity codes are UNKNOWN, 4. Lower case is soft-masked, and
 
     "bases"      one token a base: A, C, G, T are 0, 1, 2, 3
     "kmer:K"     K bases a token, 1 to 8, not overlapping: the number in base 4, first base most
-    significant
+                 significant
     "hf:NAME"    the tokenizer of a folder or repository of `transformers`, over bases, k-mers or
-    BPE
+                 BPE
 
 Targets come first: ids below `num_targets` can be predicted. Then come UNKNOWN, start and padding,
 which cannot. A k-mer with an unknown base is UNKNOWN as a whole.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 BASES = "ACGT"
 UNKNOWN = 4
 NOT_A_BASE = 255
-# a byte is code | SOFT
+# A byte is code | SOFT.
 SOFT = 8
 CODE = 7
 
@@ -51,13 +51,17 @@ LONGEST_KMER = 8  # 65,536 targets
 SPECIALS = 3  # unknown, start, padding
 
 
-_CODES = {
-    ord(letter): n
-    for n, letters in enumerate(["A", "C", "G", "TU", "NXRYSWKMBDHV"])
-    for letter in letters
-}
-_CODES |= {letter + 32: code | SOFT for letter, code in _CODES.items()}  # lower case
-LETTERS = bytes(_CODES.get(letter, NOT_A_BASE) for letter in range(256))  # for bytes.translate
+def _code_table() -> bytes:
+    """The code of each of the 256 bytes, for `bytes.translate`."""
+    table = bytearray([NOT_A_BASE]) * 256
+    for code, letters in enumerate(("A", "C", "G", "TU", "NXRYSWKMBDHV")):
+        for letter in letters:
+            table[ord(letter)] = code
+            table[ord(letter.lower())] = code | SOFT
+    return bytes(table)
+
+
+LETTERS = _code_table()
 _NAMES = np.frombuffer(b"ACGTN", np.uint8)
 _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
@@ -65,11 +69,11 @@ _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 def encode(text: str | bytes) -> np.ndarray:
     """Codes (N,) uint8 of letters. ValueError names the first invalid letter, and its place from
     0."""
-    data = (
-        text.encode("ascii", "replace") if isinstance(text, str) else text
-    )  # one "?" per foreign letter: places stay
+    # One "?" per foreign letter: places stay.
+    data = text.encode("ascii", "replace") if isinstance(text, str) else text
     codes = data.translate(LETTERS)
-    if (place := codes.find(NOT_A_BASE)) >= 0:
+    place = codes.find(NOT_A_BASE)
+    if place >= 0:
         letter = text[place] if isinstance(text, str) else chr(text[place])
         raise ValueError(f"letter {place} of the sequence: {invalid_letter(letter)}")
     return np.frombuffer(codes, np.uint8) & CODE
@@ -88,8 +92,11 @@ def reverse_complement(codes: np.ndarray) -> np.ndarray:
 
 def invalid_letter(letter: str) -> str:
     """An error message for a letter that is no nucleotide code, with the likely cause."""
-    causes = {"EFIJLOPQZ": " (protein sequence?)", "-.*": " but a gap or stop (alignment?)"}
-    cause = next((text for letters, text in causes.items() if letter.upper() in letters), "")
+    cause = ""
+    if letter.upper() in "EFIJLOPQZ":
+        cause = " (protein sequence?)"
+    elif letter in "-.*":
+        cause = " but a gap or stop (alignment?)"
     return f"{letter!r} is not a nucleotide code{cause}; expected A, C, G, T, U, N or an IUPAC code"
 
 
@@ -117,7 +124,8 @@ class DnaTokenizer(ABC):
     def __init__(self, name: str, widths: np.ndarray, fingerprint: str) -> None:
         self.name = name
         self.step = int(widths[0]) if (widths == widths[0]).all() else 1
-        self.num_targets = self.unknown_id = len(widths)
+        self.num_targets = len(widths)
+        self.unknown_id = len(widths)
         self.bos_id = len(widths) + 1
         self.pad_id = len(widths) + 2
         self.vocab_size = len(widths) + SPECIALS
@@ -131,11 +139,12 @@ class DnaTokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> np.ndarray:
         """Codes (T,) uint8 of ids; start and padding are left out. ValueError for an id outside the
         vocabulary."""
-        ids = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        if not isinstance(ids, np.ndarray):
+            ids = list(ids)
+        ids = np.asarray(ids, dtype=np.int64)
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
-            raise ValueError(
-                f"ids {ids.min()}..{ids.max()} are outside 0..{self.vocab_size - 1} of {self.name!r}"
-            )
+            valid = f"0..{self.vocab_size - 1} of {self.name!r}"
+            raise ValueError(f"ids {ids.min()}..{ids.max()} are outside {valid}")
         return self._codes_of(ids[ids <= self.unknown_id])
 
     @abstractmethod
@@ -178,47 +187,47 @@ class OutsideTokenizer(DnaTokenizer):
         spec = f"hf:{name}"
         vocabulary = inner.get_vocab()
         special = set(inner.all_special_ids)
-        entries = (
-            entry
-            for entry, n in vocabulary.items()
-            if n not in special and re.fullmatch(f"[{BASES}]+", entry)
-        )
-        targets = sorted(entries, key=vocabulary.__getitem__)
+        targets = []
+        for entry in sorted(vocabulary, key=vocabulary.__getitem__):
+            if vocabulary[entry] not in special and re.fullmatch(f"[{BASES}]+", entry):
+                targets.append(entry)
         if not targets:
             raise ValueError(f"tokenizer {spec!r} has no token of upper-case A, C, G and T")
         if not inner.is_fast:
             raise ValueError(
-                f"tokenizer {spec!r} does not tell where its tokens are; expected one with tokenizer.json"
+                f"tokenizer {spec!r} does not tell where its tokens are; "
+                "expected one with tokenizer.json"
             )
         widths = np.array([len(entry) for entry in targets])
         super().__init__(spec, widths, fingerprint_of_tokenizer(inner))
         self.inner = inner
-        self._codes = [encode(entry) for entry in targets] + [np.full(1, UNKNOWN, np.uint8)]
-        self._ids = np.full(
-            max(vocabulary.values()) + 1, self.unknown_id, np.int64
-        )  # by those of the library
-        self._ids[[vocabulary[entry] for entry in targets]] = np.arange(len(targets))
+        self._codes = [encode(entry) for entry in targets]
+        self._codes.append(np.full(1, UNKNOWN, np.uint8))
+        target_ids = [vocabulary[entry] for entry in targets]
+        # Our ids, by those of the library.
+        self._ids = np.full(max(vocabulary.values()) + 1, self.unknown_id, np.int64)
+        self._ids[target_ids] = np.arange(len(targets))
         start = start_id(inner, name)
-        unknown = inner("N" * int(self.widths.max()), add_special_tokens=False)["input_ids"] or [
-            inner.unk_token_id
-        ]
         pad = start if inner.pad_token_id is None else inner.pad_token_id
-        ids = [
-            *map(vocabulary.__getitem__, targets),
-            start if unknown[0] is None else unknown[0],
-            start,
-            pad,
-        ]
-        self.library_ids = np.array(ids, np.int64)
+        library_ids = [*target_ids, self._library_unknown(start), start, pad]
+        self.library_ids = np.array(library_ids, np.int64)
         codes = np.random.default_rng(0).integers(0, 4, 1 << 16).astype(np.uint8)
         random_ids = self.encode(codes).ids
         if not len(random_ids) or (random_ids == self.unknown_id).any():
             raise ValueError(
                 f"tokenizer {spec!r} does not read upper-case DNA: random bases have unknown tokens"
             )
-        self.bases_per_token = (
-            float(self.step) if (widths == widths[0]).all() else len(codes) / len(random_ids)
-        )
+        if (widths == widths[0]).all():
+            self.bases_per_token = float(self.step)
+        else:
+            self.bases_per_token = len(codes) / len(random_ids)
+
+    def _library_unknown(self, start: int) -> int:
+        """The library's id of N, or of its unknown token; the start where it has neither."""
+        unknown = self.inner("N" * int(self.widths.max()), add_special_tokens=False)["input_ids"]
+        if unknown:
+            return unknown[0]
+        return start if self.inner.unk_token_id is None else self.inner.unk_token_id
 
     def encode(self, codes: np.ndarray) -> Encoded:
         with no_panic(self.name):
@@ -232,15 +241,22 @@ class OutsideTokenizer(DnaTokenizer):
         end = int(ends[-1, 1]) if len(ends) else 0
         if int(spans.sum()) != end or (spans[known] != self.widths[ids[known]]).any():
             raise ValueError(
-                f"tokenizer {self.name!r} does not keep every base in one token; expected one that does"
+                f"tokenizer {self.name!r} does not keep every base in one token; "
+                "expected one that does"
             )
         return Encoded(ids, spans, len(codes) - end)
 
     def _codes_of(self, ids: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.empty(0, np.uint8), *(self._codes[number] for number in ids)])
+        pieces = [self._codes[number] for number in ids]
+        return np.concatenate([np.empty(0, np.uint8), *pieces])
 
 
-_outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokenizer(place), name))
+_kmers = lru_cache(KmerTokenizer)
+
+
+@lru_cache(maxsize=8)
+def _outside(name: str, folder: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(folder), name)
 
 
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
@@ -255,12 +271,8 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
         return _outside(name, tokenizer_folder(name))
     if kind == "kmer":
         if not name.isdecimal() or not 1 <= int(name) <= LONGEST_KMER:
-            raise ValueError(
-                f"tokenizer {spec!r}: K must be a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'"
-            )
+            expected = f"a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'"
+            raise ValueError(f"tokenizer {spec!r}: K must be {expected}")
         return _kmers(int(name), spec)
     hint = did_you_mean(spec, ["bases", "kmer:6"])
     raise ValueError(f"unknown tokenizer {spec!r}; {hint}expected 'bases', 'kmer:K' or 'hf:FOLDER'")
-
-
-_kmers = lru_cache(KmerTokenizer)

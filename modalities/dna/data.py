@@ -46,11 +46,14 @@ def build_loader(
     """
     source = find_source(config.source, config.split)
     genome = open_genome(source)
-    rows = WindowDataset(
-        genome, select(load_regions(source, genome), split), config, one_pass=split != "train"
-    )
+    regions = select(load_regions(source, genome), split)
+    rows = WindowDataset(genome, regions, config, one_pass=split != "train")
     return IndexedLoader(
-        RowBatches(rows), micro_batch, rank=rank, world=world, num_workers=config.num_workers
+        RowBatches(rows),
+        micro_batch,
+        rank=rank,
+        world=world,
+        num_workers=config.num_workers,
     )
 
 
@@ -94,9 +97,8 @@ class WindowDataset(Dataset):
         self.one_pass = one_pass
         self.context = config.context
         self.tokenizer = load_tokenizer(config.tokenizer)
-        self.seed, self.reverse_complement = (
-            (0, 0.0) if one_pass else (config.seed, config.reverse_complement)
-        )
+        self.seed = 0 if one_pass else config.seed
+        self.reverse_complement = 0.0 if one_pass else config.reverse_complement
         self.soft_mask_weight = config.soft_mask_weight
         self.max_unknown = config.max_unknown
         self.window = max(1, round(self.context * self.tokenizer.bases_per_token))
@@ -104,13 +106,16 @@ class WindowDataset(Dataset):
         self._lay_out()
         self.size = self.epoch_windows if one_pass else None
         if not self.one_pass:
-            self._places(np.zeros(1, np.int64))  # raises where no window is usable
+            # Raises where no window is usable.
+            self._places(np.zeros(1, np.int64))
 
     def _lay_out(self) -> None:
         """The table of stretches."""
         width = self.window
+        limit = width
+        if not self.one_pass:
+            limit = min(width, math.floor(self.max_unknown * width) + 1)
         parts = []
-        limit = width if self.one_pass else min(width, math.floor(self.max_unknown * width) + 1)
         for region in self.regions:
             bounds = _stretches(region, self.genome[region.contig].unknown, limit)
             if not self.one_pass and len(bounds) > 1:
@@ -118,18 +123,22 @@ class WindowDataset(Dataset):
             parts.append(bounds)
         self._region = np.repeat(np.arange(len(parts)), [len(bounds) for bounds in parts])
         self._start, self._stop = np.concatenate([np.empty((0, 2), np.int64), *parts]).T
-        least = self.tokenizer.step  # a shorter stretch has no window
-        tokens = (self._stop - self._start) // least * least
-        self._windows = (
-            -(-tokens // width) if self.one_pass else np.maximum(tokens // width, tokens > 0)
-        )
-        self._ends = np.cumsum(self._windows)  # of each stretch's windows on the line of all
+        # A stretch of fewer bases than a token has no window.
+        least = self.tokenizer.step
+        bases = (self._stop - self._start) // least * least
+        if self.one_pass:
+            self._windows = -(-bases // width)
+        else:
+            self._windows = np.maximum(bases // width, bases > 0)
+        # Where the windows of each stretch end on the line of all windows.
+        self._ends = np.cumsum(self._windows)
         self.epoch_windows = int(self._windows.sum())
         if not self.epoch_windows:
-            what = (
-                f"{len(self.regions)} regions have no stretch of known bases for windows of {width}"
+            total = sum(map(len, self.regions))
+            raise ValueError(
+                f"{len(self.regions)} regions have no stretch of known bases for windows of "
+                f"{width} in their {total:,} bases"
             )
-            raise ValueError(f"{what} in their {sum(map(len, self.regions)):,} bases")
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.__getitems__([index])[0]
@@ -139,39 +148,46 @@ class WindowDataset(Dataset):
         rows = []
         for sample, number in zip(self.samples(indices), indices, strict=True):
             row = self.padding_row()
-            self._fill(sample, *(row[name].numpy() for name in ("tokens", "segments", "weights")))
-            rows.append(row | {"sample": torch.tensor(int(number))})
+            self._fill(
+                sample,
+                row["tokens"].numpy(),
+                row["segments"].numpy(),
+                row["weights"].numpy(),
+            )
+            row["sample"] = torch.tensor(int(number))
+            rows.append(row)
         return rows
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
         """Origins of samples, such as a batch's "sample". IndexError outside 0..size − 1."""
         numbers = np.asarray(indices, dtype=np.int64)
-        for index in (int(numbers.min()), int(numbers.max())) if len(numbers) else ():
-            if index < 0 or (self.size is not None and index >= self.size):
-                raise IndexError(
-                    f"sample {index} is outside 0..{'' if self.size is None else self.size - 1}"
+        if len(numbers):
+            self._check_index(int(numbers.min()))
+            self._check_index(int(numbers.max()))
+        stretches, starts, stops = self._places(numbers)
+        # The upper 53 bits of a hash as a number in [0, 1).
+        chances = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
+        samples = []
+        for n, number in enumerate(numbers.tolist()):
+            samples.append(
+                Sample(
+                    contig=self.regions[self._region[stretches[n]]].contig,
+                    start=int(starts[n]),
+                    stop=int(stops[n]),
+                    strand="-" if chances[n] < self.reverse_complement else "+",
+                    epoch=number // self.epoch_windows,
                 )
-        stretch, start, stop = self._places(numbers)
-        chance = (hash64(self.seed, _STRAND, numbers) >> np.uint64(11)) * 2.0**-53
-        columns = (
-            self._region[stretch],
-            start,
-            stop,
-            chance < self.reverse_complement,
-            numbers // self.epoch_windows,
-        )
-        return [
-            Sample(self.regions[region].contig, begin, end, "-" if turned else "+", epoch)
-            for region, begin, end, turned, epoch in zip(
-                *(column.tolist() for column in columns), strict=True
             )
-        ]
+        return samples
+
+    def _check_index(self, index: int) -> None:
+        if index < 0 or (self.size is not None and index >= self.size):
+            last = "" if self.size is None else self.size - 1
+            raise IndexError(f"sample {index} is outside 0..{last}")
 
     def identity(self) -> State:
         """What determines a sample besides its number (`modalities.loading.Samples`)."""
-        bounds = ";".join(
-            f"{region.contig}:{region.start}-{region.stop}" for region in self.regions
-        )
+        bounds = ";".join(f"{part.contig}:{part.start}-{part.stop}" for part in self.regions)
         return {
             "kind": "windows",
             "genome": self.genome.fingerprint,
@@ -189,11 +205,9 @@ class WindowDataset(Dataset):
     def padding_row(self) -> dict[str, torch.Tensor]:
         """A row of padding alone: no target."""
         length = self.context + 1
-        tokens = torch.full((length,), self.tokenizer.pad_id)
-        segments = torch.full((length,), -1)
         return {
-            "tokens": tokens,
-            "segments": segments,
+            "tokens": torch.full((length,), self.tokenizer.pad_id),
+            "segments": torch.full((length,), -1),
             "weights": torch.zeros(length),
             "sample": torch.tensor(-1),
         }
@@ -217,70 +231,76 @@ class WindowDataset(Dataset):
             for column, new in zip(places, again, strict=True):
                 column[bad] = new
             bad = bad[self._too_unknown(*again)]
-        what = f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than max_unknown={self.max_unknown}"
         raise ValueError(
-            f"{what} unknown bases; raise max_unknown, shorten the context, or check the source"
+            f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than "
+            f"max_unknown={self.max_unknown} unknown bases; "
+            "raise max_unknown, shorten the context, or check the source"
         )
 
     def _grid(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `_places`, without a look at unknown bases."""
         epoch, position = np.divmod(numbers, self.epoch_windows)
         position = permuted(position, self.epoch_windows, self.seed, _ORDER, epoch)
         stretch = np.searchsorted(self._ends, position, side="right")
         windows = self._windows[stretch]
         length = (self._stop - self._start)[stretch]
-        inside = position - self._ends[stretch] + windows  # the window's number within its stretch
-        at = inside * self.window
+        number_in_stretch = position - self._ends[stretch] + windows
+        first = number_in_stretch * self.window
         if not self.one_pass:
-            offset = (hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)).astype(
-                np.int64
-            )
-            at += offset
-            out = (
-                at + self.window > length
-            )  # at most the last; it moves to where more bases are uncovered
+            offset = hash64(self.seed, _OFFSET, epoch, stretch) % np.uint64(self.window)
+            offset = offset.astype(np.int64)
+            first += offset
+            # At most the last window; it moves to where more bases are uncovered.
+            beyond = first + self.window > length
             front = 2 * offset > length - (windows - 1) * self.window
-            at = np.where(out, np.where(front, 0, np.maximum(length - self.window, 0)), at)
-        start = self._start[stretch] + at
+            moved = np.where(front, 0, np.maximum(length - self.window, 0))
+            first = np.where(beyond, moved, first)
+        start = self._start[stretch] + first
         return stretch, start, np.minimum(start + self.window, self._stop[stretch])
 
     def _too_unknown(self, stretch: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        offset = np.array(
-            [self.genome.starts[self.regions[n].contig] for n in self._region[stretch]], np.int64
-        )
-        return self._unknown.count(offset + start, offset + stop) > self.max_unknown * (
-            stop - start
-        )
+        """(N,) bool: the window has more than `max_unknown` unknown bases."""
+        contigs = [self.regions[n].contig for n in self._region[stretch]]
+        offset = np.array([self.genome.starts[contig] for contig in contigs], np.int64)
+        unknown = self._unknown.count(offset + start, offset + stop)
+        return unknown > self.max_unknown * (stop - start)
 
     def _fill(
         self, sample: Sample, tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray
     ) -> None:
         """Write a sample into one row of padding."""
-        where = (sample.contig, sample.start, sample.stop)
-        codes = self.genome.codes(*where)
-        encoded = self.tokenizer.encode(
-            reverse_complement(codes) if sample.strand == "-" else codes
-        )
+        bounds = (sample.contig, sample.start, sample.stop)
+        codes = self.genome.codes(*bounds)
+        if sample.strand == "-":
+            codes = reverse_complement(codes)
+        encoded = self.tokenizer.encode(codes)
         ids = encoded.ids[: self.context]
-        tokens[0], tokens[1 : len(ids) + 1] = self.tokenizer.bos_id, ids
-        segments[: len(ids) + 1] = 0
-        weights[0], weights[1 : len(ids) + 1] = 1, ids != self.tokenizer.unknown_id
+        end = len(ids) + 1
+        tokens[0] = self.tokenizer.bos_id
+        tokens[1:end] = ids
+        segments[:end] = 0
+        weights[0] = 1
+        weights[1:end] = ids != self.tokenizer.unknown_id
         if self.soft_mask_weight != 1 and len(ids):
-            soft = self.genome.soft_masked(*where)
-            soft = soft[::-1] if sample.strand == "-" else soft
+            soft = self.genome.soft_masked(*bounds)
+            if sample.strand == "-":
+                soft = soft[::-1]
             spans = encoded.spans[: len(ids)]
             masked = np.add.reduceat(soft[: spans.sum()], np.cumsum(spans) - spans, dtype=np.int64)
-            weights[1 : len(ids) + 1][2 * masked > spans] *= self.soft_mask_weight
+            weights[1:end][2 * masked > spans] *= self.soft_mask_weight
 
     @property
     def report(self) -> str:
         parts = [f"{self.epoch_windows:,} windows of {self.window} bases"]
-        if left_out := sum(map(len, self.regions)) - int((self._stop - self._start).sum()):
+        left_out = sum(map(len, self.regions)) - int((self._stop - self._start).sum())
+        if left_out:
             parts.append(
                 f"{left_out:,} bases left out in long runs of unknown ones and between them"
             )
         if not self.one_pass:
             looked_at = min(self.epoch_windows, _LOOKED_AT)
-            if skipped := int(self._too_unknown(*self._grid(np.arange(looked_at))).sum()):
+            skipped = int(self._too_unknown(*self._grid(np.arange(looked_at))).sum())
+            if skipped:
                 why = f"for more than {self.max_unknown:.0%} unknown bases"
                 parts.append(f"{skipped:,} of {looked_at:,} windows skipped {why}")
         return "; ".join(parts)
@@ -289,11 +309,8 @@ class WindowDataset(Dataset):
 def _stretches(region: Region, unknown: np.ndarray, limit: int) -> np.ndarray:
     """(n, 2) bounds of a region cut at runs of `limit` or more unknown bases, and trimmed of those
     at its ends."""
-    runs = unknown[
-        np.searchsorted(unknown[:, 1], region.start, "right") : np.searchsorted(
-            unknown[:, 0], region.stop
-        )
-    ]
-    runs = runs.clip(region.start, region.stop)
+    first = np.searchsorted(unknown[:, 1], region.start, "right")
+    last = np.searchsorted(unknown[:, 0], region.stop)
+    runs = unknown[first:last].clip(region.start, region.stop)
     at_end = (runs[:, 0] == region.start) | (runs[:, 1] == region.stop)
     return between(region, runs[(runs[:, 1] - runs[:, 0] >= limit) | at_end])

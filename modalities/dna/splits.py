@@ -29,7 +29,9 @@ from zoo.files import near_file, opened
 HELDOUT_FRACTION = 0.05
 HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
 MAX_UNKNOWN = 0.1  # of a stretch
-_MOST = 3  # a contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in training
+# A contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in
+# training.
+_MOST = 3
 _SPLITS = ("train", "heldout", "valid", "validation", "val", "test")
 _SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
 _LONGEST_LINE = 1 << 20
@@ -39,8 +41,8 @@ _MOST_ROWS = 1 << 22
 @dataclass(frozen=True)
 class Region:
     """Bases [start, stop) of a contig, 0-based. label: the split it is in, "train" or "heldout"; of
-    other BED files the fourth
-    column. strand: "-" where the sixth column says so: the row means the reverse complement."""
+    other BED files the fourth column. strand: "-" where the sixth column says so: the row means the
+    reverse complement."""
 
     contig: str
     start: int
@@ -65,8 +67,8 @@ def read_bed(
     lacks, or no row at all.
 
     Columns are separated by tabs, where a line has them, so that names may have spaces, else by
-    spaces. splits: the fourth one
-    is the split. others: ignore rows of contigs that the genome does not have.
+    spaces. splits: the fourth one is the split. others: ignore rows of contigs that the genome does
+    not have.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
@@ -98,31 +100,35 @@ def _row(raw: bytes, genome: Genome, splits: bool, others: bool) -> Region | Non
         return None
     if others and words[0] not in genome:
         return None
-    if len(words) < 3 + splits:
-        columns = "contig, start, stop" + f", split (such as {' '.join(_SPLITS)})" * splits
-        raise ValueError(f"{len(words)} columns, expected {3 + splits}: {columns}")
+    columns = ["contig", "start", "stop"]
+    if splits:
+        columns.append(f"split (such as {' '.join(_SPLITS)})")
+    if len(words) < len(columns):
+        raise ValueError(f"{len(words)} columns, expected {len(columns)}: {', '.join(columns)}")
     contig = genome[words[0]]
     bounds = words[1:3]
     if not all(bound.isascii() and bound.isdigit() and len(bound) <= 18 for bound in bounds):
         raise ValueError(
             f"start {bounds[0][:40]!r} and stop {bounds[1][:40]!r} must be whole numbers from 0"
         )
-    start, stop = map(int, bounds)
+    start = int(bounds[0])
+    stop = int(bounds[1])
     if start >= stop:
         raise ValueError(f"start {start} is not below stop {stop}: the region is empty")
     if stop > contig.length:
         raise ValueError(
             f"stop {stop:,} is beyond the end of {contig.name!r}, which has {contig.length:,} bases"
         )
-    label = "".join(words[3:4])
-    if splits and label not in _SPLITS:
-        hint = did_you_mean(label.lower(), _SPLITS)
-        raise ValueError(f"split {label!r}; {hint}expected one of {', '.join(_SPLITS)}")
+    label = words[3] if len(words) > 3 else ""
     if splits:
+        if label not in _SPLITS:
+            hint = did_you_mean(label.lower(), _SPLITS)
+            raise ValueError(f"split {label!r}; {hint}expected one of {', '.join(_SPLITS)}")
         return Region(contig.name, start, stop, "train" if label == "train" else "heldout")
-    if words[5:6] not in ([], ["+"], ["-"], ["."]):
-        raise ValueError(f"strand {words[5][:40]!r}, expected +, - or .")
-    return Region(contig.name, start, stop, label, "-" if words[5:6] == ["-"] else "+")
+    strand = words[5] if len(words) > 5 else "."
+    if strand not in ("+", "-", "."):
+        raise ValueError(f"strand {strand[:40]!r}, expected +, - or .")
+    return Region(contig.name, start, stop, label, "-" if strand == "-" else "+")
 
 
 def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
@@ -137,18 +143,20 @@ def load_regions(source: DnaSource, genome: Genome) -> tuple[Region, ...]:
     if source.bed is None:
         return split_contigs(genome.contigs)
     regions = read_bed(source.bed, genome, splits=True, others=source.subset)
-    parts = [
-        part
-        for split in ("train", "heldout")
-        for part in joined([r for r in regions if r.label == split])
-    ]
-    for one, next_one in pairwise(sorted(parts, key=lambda part: (part.contig, part.start))):
-        if one.contig == next_one.contig and next_one.start < one.stop:
-            bases = f"{next_one.start:,} to {min(one.stop, next_one.stop):,} of {one.contig!r}"
+    parts: list[Region] = []
+    for split in ("train", "heldout"):
+        parts += joined([region for region in regions if region.label == split])
+    for one, following in pairwise(sorted(parts, key=_place)):
+        if one.contig == following.contig and following.start < one.stop:
+            bases = f"{following.start:,} to {min(one.stop, following.stop):,} of {one.contig!r}"
             raise ValueError(
                 f"{source.bed}: train and heldout share bases {bases}: each base is in one split"
             )
     return regions
+
+
+def _place(region: Region) -> tuple[str, int]:
+    return region.contig, region.start
 
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
@@ -167,19 +175,21 @@ def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
             raise ValueError(f"contig {name!r} has {length} bases: too few to split")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
     total = sum(contig.known for contig in usable)
-    held = 0
+    wanted = HELDOUT_FRACTION * total
+    most = _MOST * HELDOUT_FRACTION * total
+    known = 0
     names: set[str] = set()
     for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
-        if (
-            held < HELDOUT_FRACTION * total
-            and held + contig.known <= _MOST * HELDOUT_FRACTION * total
-        ):
-            held += contig.known
+        if known < wanted and known + contig.known <= most:
+            known += contig.known
             names.add(contig.name)
-    names = names or {min(usable, key=lambda contig: (contig.known, _rank(contig.name))).name}
-    return tuple(
-        Region(c.name, 0, c.length, "heldout" if c.name in names else "train") for c in usable
-    )
+    if not names:
+        names.add(min(usable, key=lambda contig: (contig.known, _rank(contig.name))).name)
+    regions = []
+    for contig in usable:
+        split = "heldout" if contig.name in names else "train"
+        regions.append(Region(contig.name, 0, contig.length, split))
+    return tuple(regions)
 
 
 def _rank(name: str) -> bytes:
@@ -197,7 +207,7 @@ def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
 def joined(regions: Sequence[Region]) -> tuple[Region, ...]:
     """Regions that share bases merged, so that no base counts twice; unchanged where none do."""
     union: list[Region] = []
-    for region in sorted(regions, key=lambda region: (region.contig, region.start)):
+    for region in sorted(regions, key=_place):
         if union and union[-1].contig == region.contig and region.start < union[-1].stop:
             union[-1] = replace(union[-1], stop=max(union[-1].stop, region.stop))
         else:
@@ -241,29 +251,30 @@ class GenomeSplit:
     def reaching(self, share: float) -> int:
         """The greatest length such that contigs with this share of the held-out bases have a region
         that long."""
-        longest_first = sorted(
-            self.contigs.values(), key=lambda regions: max(map(len, regions)), reverse=True
-        )
-        totals = np.cumsum([sum(map(len, regions)) for regions in longest_first])
-        return max(map(len, longest_first[int(np.searchsorted(totals, share * totals[-1]))]))
+        sizes = [[len(region) for region in regions] for regions in self.contigs.values()]
+        longest_first = sorted(sizes, key=max, reverse=True)
+        totals = np.cumsum([sum(lengths) for lengths in longest_first])
+        enough = int(np.searchsorted(totals, share * totals[-1]))
+        return max(longest_first[enough])
 
     def stretches(self, length: int, count: int, seed: int) -> dict[str, list[Region]]:
         """At most `count` stretches of `length` bases by contig, in order of place; contigs without
         room are left out. ValueError where no contig has room for one; it names the longest
         held-out region."""
-        drawn = {
-            name: self._draw(regions, length, count, seed) for name, regions in self.contigs.items()
-        }
-        drawn = {name: stretches for name, stretches in drawn.items() if stretches}
-        if not drawn:
-            few_unknown = (
-                f", at most {MAX_UNKNOWN:.0%} of them unknown" if self.longest >= length else ""
-            )
+        by_contig = {}
+        for name, regions in self.contigs.items():
+            stretches = self._draw(regions, length, count, seed)
+            if stretches:
+                by_contig[name] = stretches
+        if not by_contig:
+            piece = f"{length} bases in one piece"
+            if self.longest >= length:
+                piece += f", at most {MAX_UNKNOWN:.0%} of them unknown"
             raise ValueError(
-                f"no held-out region of {self.name!r} has {length} bases in one piece{few_unknown}; the longest region has "
+                f"no held-out region of {self.name!r} has {piece}; the longest region has "
                 f"{self.longest}: choose shorter lengths, or a source that holds out more"
             )
-        return drawn
+        return by_contig
 
     def _draw(self, regions: Sequence[Region], length: int, count: int, seed: int) -> list[Region]:
         """A random place in each of `count` equal shares of the places on a grid."""
@@ -272,19 +283,18 @@ class GenomeSplit:
         rng = np.random.default_rng([seed, length, name])
         runs = self.genome[contig].unknown
         starts = [np.zeros(0, np.int64)]
-        gaps = runs[
-            runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length
-        ]  # the grid starts anew after each
-        for region in sorted(regions, key=lambda r: r.start):
+        # The grid starts anew after each gap.
+        gaps = runs[runs[:, 1] - runs[:, 0] > MAX_UNKNOWN * length]
+        for region in sorted(regions, key=_place):
             for start, stop in between(region, gaps).tolist():
                 room, rest = divmod(stop - start, length)
                 starts.append(start + int(rng.integers(rest + 1)) + np.arange(room) * length)
         places = np.concatenate(starts)
         places = places[RunCounter(runs).count(places, places + length) <= MAX_UNKNOWN * length]
-        bounds = np.arange(count + 1) * len(places) // count
         if len(places) > count:
+            bounds = np.arange(count + 1) * len(places) // count
             places = places[rng.integers(bounds[:-1], bounds[1:])]
-        return [Region(contig, int(start), int(start) + length, "heldout") for start in places]
+        return [Region(contig, start, start + length, "heldout") for start in places.tolist()]
 
     def codes(self, region: Region) -> np.ndarray:
         """Base codes (length,) uint8."""
@@ -297,7 +307,8 @@ def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
     `load_regions` do."""
     genome = open_genome(source)
     regions = load_regions(source, genome)
-    ordered = sorted(regions, key=lambda r: (r.contig, r.start))
-    lines = (f"\n{r.contig}\t{r.start}\t{r.stop}\t{r.label}" for r in ordered)
-    fingerprint = fingerprint_of(part.encode() for part in (genome.fingerprint, *lines))
+    lines = [genome.fingerprint]
+    for region in sorted(regions, key=_place):
+        lines.append(f"\n{region.contig}\t{region.start}\t{region.stop}\t{region.label}")
+    fingerprint = fingerprint_of(line.encode() for line in lines)
     return Heldout(source.name, fingerprint, GenomeSplit(source.name, genome, regions))

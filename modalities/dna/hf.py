@@ -2,8 +2,8 @@
 LMs of `transformers` over bases, k-mers or BPE of DNA as models of DNA, `hf:NAME`.
 
     from modalities.dna.hf import wrap
-    wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder");  pipeline("text-generation",
-    "folder")("ACGT")
+    wrap(zoo.create_model("dna_goat_tiny")).save_pretrained("folder")
+    pipeline("text-generation", "folder")("ACGT")
 
 One strand is read, as in `DnaDecoder.stream_text`. Needs the extra `hf`.
 """
@@ -30,22 +30,22 @@ from modalities.dna.tokenizers import KmerTokenizer, OutsideTokenizer, decode, l
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
     """The tokenizer of bases or k-mers for `transformers`: letters in, the same ids out, behind the
-    start token. It cannot
-    refuse a letter: one that is no nucleotide code, an error of `modalities.dna.tokenizers`, is an
-    unknown base here."""
+    start token. It cannot refuse a letter: one that is no nucleotide code, an error of
+    `modalities.dna.tokenizers`, is an unknown base here."""
     tokenizer = load_tokenizer(spec)
     if not isinstance(tokenizer, KmerTokenizer):
         raise ValueError(
             f"tokenizer {spec!r} is not served in transformers' form; only bases and k-mers are"
         )
-    # Whole k-mers; what is left over at the end makes no token.
     unknown = "N" * tokenizer.k
     words = {decode(tokenizer.decode([n])): n for n in range(tokenizer.num_targets)}
-    words |= {unknown: tokenizer.unknown_id, "<start>": tokenizer.bos_id, "<pad>": tokenizer.pad_id}
+    words[unknown] = tokenizer.unknown_id
+    words["<start>"] = tokenizer.bos_id
+    words["<pad>"] = tokenizer.pad_id
     backend = Tokenizer(models.WordLevel(words, unk_token=unknown))
-    backend.pre_tokenizer = pre_tokenizers.Split(
-        Regex(f"(?m).{{{tokenizer.k}}}"), behavior="removed", invert=True
-    )
+    # Whole k-mers; what is left over at the end makes no token.
+    kmer = Regex(f"(?m).{{{tokenizer.k}}}")
+    backend.pre_tokenizer = pre_tokenizers.Split(kmer, behavior="removed", invert=True)
     letters = [normalizers.Replace(a, b) for a, b in zip("acgtuU", "ACGTTT", strict=True)]
     backend.normalizer = normalizers.Sequence(letters)
     backend.decoder = decoders.Fuse()
@@ -113,7 +113,7 @@ class OutsideDnaDecoder(OutsideDecoder):
         tokenizer = load_tokenizer(self.config.tokenizer)
         assert isinstance(tokenizer, OutsideTokenizer)
         vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
-        self.config = OutsideDnaConfig(**asdict(self.config) | vocabulary)
+        self.config = OutsideDnaConfig(**(asdict(self.config) | vocabulary))
         ids = torch.from_numpy(tokenizer.library_ids)
         self.register_buffer("library_ids", ids, persistent=False)
         others = torch.ones(self.model.config.get_text_config().vocab_size, dtype=torch.bool)
@@ -124,7 +124,8 @@ class OutsideDnaDecoder(OutsideDecoder):
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> OutsideDnaDecoder:  # type: ignore[override]
         super().to(device=device, dtype=dtype)
-        self.library_ids, self.others = self.library_ids.to(device), self.others.to(device)
+        self.library_ids = self.library_ids.to(device)
+        self.others = self.others.to(device)
         return self
 
     def forward_features(self, tokens: Tensor, **options: Any) -> Tensor:
@@ -134,18 +135,18 @@ class OutsideDnaDecoder(OutsideDecoder):
     def forward_head(self, features: Tensor) -> Tensor:
         """(…, vocab_size) float32 logits from (…, C) features."""
         logits = super().forward_head(features)
+        targets = logits[..., self.library_ids[: self.config.num_targets]]
         rest = logits[..., self.others].logsumexp(-1, keepdim=True)
         never = torch.full_like(rest, -torch.inf)
-        return torch.cat(
-            [logits[..., self.library_ids[: self.config.num_targets]], rest, never, never], dim=-1
-        )
+        return torch.cat([targets, rest, never, never], dim=-1)
 
 
 def claim_outside(name: str) -> float:
     """The share of the vocabulary, special tokens aside, that is strings of A, C, G, T and N; 0
     below a half, as of proteins, and where bases get lost."""
     tokenizer = open_tokenizer(name)
-    if not spells(tokenizer, "ACGGTTCA" * 105):  # whole k-mers of every length up to 8
+    # Whole k-mers of every length up to 8.
+    if not spells(tokenizer, "ACGGTTCA" * 105):
         return 0.0
     special = set(tokenizer.all_special_ids)
     entries = [entry for entry, number in tokenizer.get_vocab().items() if number not in special]
@@ -158,12 +159,12 @@ def open_outside(name: str) -> tuple[nn.Module, bool]:
     the same ids."""
     model = open_causal_lm(name)
     tokenizer = load_tokenizer(f"hf:{name}")
-    if isinstance(decoder := getattr(model, "model", None), DnaDecoder):
-        assert isinstance(tokenizer, OutsideTokenizer)
-        if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
-            raise ValueError(
-                f"hf:{name}: its tokenizer has other ids than the model's, {decoder.config.tokenizer!r}"
-            )
-        decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
-        return decoder, True
-    return OutsideDnaDecoder(model, name), True
+    decoder = getattr(model, "model", None)
+    if not isinstance(decoder, DnaDecoder):
+        return OutsideDnaDecoder(model, name), True
+    assert isinstance(tokenizer, OutsideTokenizer)
+    if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
+        spec = decoder.config.tokenizer
+        raise ValueError(f"hf:{name}: its tokenizer has other ids than the model's, {spec!r}")
+    decoder.config = replace(decoder.config, tokenizer=tokenizer.name)
+    return decoder, True

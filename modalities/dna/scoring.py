@@ -54,7 +54,8 @@ class BaselineConfig:
     ssmax: bool = False
     tokenizer: str = "bases"
     strands: str = "one"
-    version: int = 1  # raised when numbers change, so that stored ones are not reused
+    # Raised when numbers change, so that stored ones are not reused.
+    version: int = 1
 
 
 class WindowScorer(nn.Module, ABC):
@@ -83,51 +84,64 @@ def score_windows(
     on both strands. by_base: also for one strand. at_once: bases that are read in a pass where
     windows are longer, in `windows_of` them, each from BOS on; by base.
     """
+    if at_once is not None and at_once < windows.shape[1]:
+        return _score_cut(model, windows, at_once, strands, batch_tokens)
     both = strands == "both"
-    length = windows.shape[1]
-    if at_once is not None and at_once < length:
-        parts = list(windows_of(length, at_once))
-        codes = np.concatenate([windows[:, read] for read, _ in parts])
-        cut = score_windows(model, codes, strands=strands, batch_tokens=batch_tokens, by_base=True)
-        skipped = [scored.start - read.start for read, scored in parts]
-        nll, bases, correct = (
-            torch.cat(
-                [part[:, n:] for part, n in zip(values.split(len(windows)), skipped, strict=True)],
-                1,
-            )
-            for values in (cut.nll, cut.bases, cut.correct)
-        )
-        return Scores(nll, bases, correct)
 
-    def one_strand(part: np.ndarray) -> Scores:
+    def one_strand(codes: np.ndarray) -> Scores:
         if isinstance(model, WindowScorer):
-            return model.score(part)
-        return _score_tokens(cast(Decoder, model), part, by_base or both)
+            return model.score(codes)
+        return _score_tokens(cast(Decoder, model), codes, by_base or both)
 
     batches = []
-    for part in slices(len(windows), max(1, batch_tokens // max(1, length))):
-        forth = one_strand(windows[part])
+    for part in slices(len(windows), max(1, batch_tokens // max(1, windows.shape[1]))):
+        scores = one_strand(windows[part])
         if both:
-            forth = _mean_of_strands(forth, one_strand(reverse_complement(windows[part])))
-        batches.append(forth)
-    longest = max(part.nll.shape[1] for part in batches)
+            scores = _mean_of_strands(scores, one_strand(reverse_complement(windows[part])))
+        batches.append(scores)
+    longest = max(scores.nll.shape[1] for scores in batches)
 
-    def rows(name: str) -> Tensor:
-        return torch.cat(
-            [F.pad(getattr(part, name), (0, longest - part.nll.shape[1])) for part in batches]
-        )
+    def padded(values: Tensor) -> Tensor:
+        return F.pad(values, (0, longest - values.shape[1]))
 
     return Scores(
-        rows("nll"), rows("bases"), rows("correct"), sum(part.left_over for part in batches)
+        nll=torch.cat([padded(scores.nll) for scores in batches]),
+        bases=torch.cat([padded(scores.bases) for scores in batches]),
+        correct=torch.cat([padded(scores.correct) for scores in batches]),
+        left_over=sum(scores.left_over for scores in batches),
     )
 
 
+def _score_cut(
+    model: ZooModel | WindowScorer,
+    windows: np.ndarray,
+    at_once: int,
+    strands: str,
+    batch_tokens: int,
+) -> Scores:
+    """Scores by base of windows that are read at most `at_once` bases at a time."""
+    parts = list(windows_of(windows.shape[1], at_once))
+    codes = np.concatenate([windows[:, read] for read, _ in parts])
+    scores = score_windows(model, codes, strands=strands, batch_tokens=batch_tokens, by_base=True)
+
+    def joined(values: Tensor) -> Tensor:
+        """(B, T) of the bases that each part scores; those before them are only read."""
+        pieces = []
+        for piece, (read, scored) in zip(values.split(len(windows)), parts, strict=True):
+            pieces.append(piece[:, scored.start - read.start :])
+        return torch.cat(pieces, 1)
+
+    return Scores(joined(scores.nll), joined(scores.bases), joined(scores.correct))
+
+
 def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
+    """Of scores by base of windows and of their reverse complements."""
     counted = (forth.bases > 0) & (back.bases.flip(1) > 0)
-    pairs = (forth.nll, back.nll), (forth.correct, back.correct)
-    nll, correct = (torch.where(counted, (a + b.flip(1)) / 2, 0.0) for a, b in pairs)
     return Scores(
-        nll, torch.where(counted, forth.bases, 0), correct, forth.left_over + back.left_over
+        nll=torch.where(counted, (forth.nll + back.nll.flip(1)) / 2, 0.0),
+        bases=torch.where(counted, forth.bases, 0),
+        correct=torch.where(counted, (forth.correct + back.correct.flip(1)) / 2, 0.0),
+        left_over=forth.left_over + back.left_over,
     )
 
 
@@ -137,38 +151,42 @@ def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
     taken in float64 over the model's logits, for a slice of positions at a time."""
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows = [tokenizer.encode(window) for window in windows]
+    # Shorter rows end in padding of span 0.
     ids = np.full((len(rows), max(len(row.ids) for row in rows)), tokenizer.pad_id, np.int64)
-    spans = np.zeros_like(ids)  # shorter rows end in padding of span 0
+    spans = np.zeros_like(ids)
     for n, row in enumerate(rows):
-        ids[n, : len(row.ids)], spans[n, : len(row.ids)] = row.ids, row.spans
+        ids[n, : len(row.ids)] = row.ids
+        spans[n, : len(row.ids)] = row.spans
     targets = torch.as_tensor(ids, device=device_of(model))
     inputs = torch.cat([torch.full_like(targets[:, :1], tokenizer.bos_id), targets], dim=1)
     counts = targets < tokenizer.num_targets
     targets = targets.where(counts, 0)
-    nll, correct = (torch.zeros(targets.shape, dtype=torch.float64) for _ in range(2))
+    nll = torch.zeros(targets.shape, dtype=torch.float64)
+    correct = torch.zeros(targets.shape, dtype=torch.float64)
     for part, logits in logits_by_slice(model, model.forward_features(inputs[:, :-1])):
         nll[:, part] = nll_of(logits, targets[:, part]).cpu()
-        best = logits == logits.amax(-1, keepdim=True)  # equal tokens share the hit
-        correct[:, part] = (
-            best.gather(-1, targets[:, part, None])[..., 0].double() / best.sum(-1)
-        ).cpu()
+        # Equal tokens share the hit.
+        best = logits == logits.amax(-1, keepdim=True)
+        hits = best.gather(-1, targets[:, part, None])[..., 0]
+        correct[:, part] = (hits.double() / best.sum(-1)).cpu()
     counts = counts.cpu()
-    bases = torch.from_numpy(spans).where(counts, 0)
     scores = Scores(
-        nll.where(counts, 0.0),
-        bases,
-        correct.where(counts, 0.0),
-        sum(row.left_over for row in rows),
+        nll=nll.where(counts, 0.0),
+        bases=torch.from_numpy(spans).where(counts, 0),
+        correct=correct.where(counts, 0.0),
+        left_over=sum(row.left_over for row in rows),
     )
     return _by_base(scores, spans, windows.shape[1]) if by_base else scores
 
 
 def _by_base(scores: Scores, spans: np.ndarray, length: int) -> Scores:
     """Token scores (B, N) as scores (B, length) of the bases that the tokens span."""
-    dtypes = torch.float64, torch.int64, torch.float64
-    nll, bases, correct = (torch.zeros(len(spans), length, dtype=dtype) for dtype in dtypes)
+    nll = torch.zeros(len(spans), length, dtype=torch.float64)
+    bases = torch.zeros(len(spans), length, dtype=torch.int64)
+    correct = torch.zeros(len(spans), length, dtype=torch.float64)
     for n, row in enumerate(torch.from_numpy(spans)):
-        token = torch.repeat_interleave(row)  # of each base
+        # The token of each base.
+        token = torch.repeat_interleave(row)
         part = slice(0, len(token))
         nll[n, part] = scores.nll[n, token] / row[token]
         bases[n, part] = (scores.bases[n, token] > 0).long()

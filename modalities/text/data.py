@@ -1,10 +1,9 @@
-"""Text data: a config in, a resumable loader of packed batches out. (`modalities.text.streaming`
-has that of streams.)
+"""Text data: a config in, a resumable loader of packed batches out.
 
 A corpus is tokenised once: one flat array of ids and where each document starts in it. A sample is
-a row of L+1 tokens with
-the document number of each: inputs are tokens[:-1], targets tokens[1:]. A target counts where its
-segment equals its input's and is not −1; −1 marks padding.
+a row of L+1 tokens with the document number of each: inputs are tokens[:-1], targets tokens[1:]. A
+target counts where its segment equals its input's and is not −1; −1 marks padding. Streams are in
+`modalities.text.streaming`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,12 +41,16 @@ from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields, nea
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
 DEFAULT_SOURCE = "sotu-excerpt"
-DOCUMENTS = ("masked", "packed")  # in a row
-MOST_DOCUMENTS = 2000  # held-out documents read of a source without end
-MOST_CHARACTERS = 1 << 28  # of them together
-# First word of every random key after the seed, so that no two uses share a stream; 3 and 4 are
-# those of streams.
-_DOCUMENTS, _WINDOWS, _MIX = range(3)
+# How documents share a row.
+DOCUMENTS = ("masked", "packed")
+# Held-out documents read of a source without end, and their characters together.
+MOST_DOCUMENTS = 2000
+MOST_CHARACTERS = 1 << 28
+# First word of every random key after the seed, so that no two uses share a stream; streams have 3
+# and 4.
+_DOCUMENTS = 0
+_WINDOWS = 1
+_MIX = 2
 
 
 @dataclass(frozen=True)
@@ -65,25 +68,30 @@ class RowMix:
         if not self.facts and not self.copies:
             return row
         rng = np.random.default_rng(key)
-        drawn = rng.random()
-        if drawn < self.facts:
+        share = rng.random()
+        if share < self.facts:
             return facts_row(row, rng, tokenizer, self.weight, TRAINING[self.wordings])
-        return copies_row(row, rng, tokenizer) if drawn < self.facts + self.copies else row
+        if share < self.facts + self.copies:
+            return copies_row(row, rng, tokenizer)
+        return row
 
     def identity(self) -> State | None:
         """What decides the rows it makes; None where it makes none, as in states saved before there
         were such rows."""
         if not self.facts and not self.copies:
             return None
-        shares = {"facts": self.facts, "copies": self.copies, "weight": self.weight}
-        return shares | ({"grammar": TRAINING[self.wordings].fingerprint} if self.facts else {})
+        identity: State = {"facts": self.facts, "copies": self.copies, "weight": self.weight}
+        if self.facts:
+            identity["grammar"] = TRAINING[self.wordings].fingerprint
+        return identity
 
     def check(self, context: int, tokenizer: Tokenizer) -> None:
         """ValueError for a context in which facts with their question do not fit."""
-        if self.facts and context < (
-            needed := tokens_of_a_fact(tokenizer, TRAINING[self.wordings])
-        ):
-            needs = f"tokenizer {tokenizer.name!r} needs at least {needed}"
+        if not self.facts:
+            return
+        least = tokens_of_a_fact(tokenizer, TRAINING[self.wordings])
+        if context < least:
+            needs = f"tokenizer {tokenizer.name!r} needs at least {least}"
             raise ValueError(
                 f"context {context} is too short for facts and their questions: {needs}"
             )
@@ -93,18 +101,18 @@ class RowMix:
 class TextDataConfig:
     """What to train on.
 
-    source, tokenizer: spec strings (sources.py, tokenizers.py).  context: L, tokens a model sees at
-    once.
+    source, tokenizer: spec strings (sources.py, tokenizers.py).
+    context: L, tokens a model sees at once.
     facts_fraction: share of training rows that state facts and ask for them (facts.py).
     facts_weight: what each token of an answer counts in the loss; other tokens count 1.
     facts_wordings: "train" or "wide": more wordings, some of whose questions use other words, and
-    further kinds of value.
+        further kinds of value.
     copies_fraction: share of training rows in which a stretch of text comes again.
-    cache_dir: see `tokenize_corpus`.  heldout_limit: documents of the held-out split of a stream.
+    cache_dir: see `tokenize_corpus`.
+    heldout_limit: documents of the held-out split of a stream.
     heldout_source: a source that is held out as a whole, instead of a split of `source`.
     documents: "masked": tokens of a row see their own document alone, with positions from its first
-    token in the row;
-        "packed": a row is one text, whose documents BOS parts.
+        token in the row; "packed": a row is one text, whose documents BOS parts.
     """
 
     source: str = DEFAULT_SOURCE
@@ -124,12 +132,13 @@ class TextDataConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         for field, choices in (("documents", DOCUMENTS), ("facts_wordings", TRAINING)):
-            if (value := getattr(self, field)) not in choices:
+            value = getattr(self, field)
+            if value not in choices:
                 raise ValueError(f"{field}={value!r}: {nearest(value, choices)}")
-        if self.facts_fraction + self.copies_fraction > 1.0:
-            shares = (
-                f"facts_fraction {self.facts_fraction} and copies_fraction {self.copies_fraction}"
-            )
+        facts = self.facts_fraction
+        copies = self.copies_fraction
+        if facts + copies > 1.0:
+            shares = f"facts_fraction {facts} and copies_fraction {copies}"
             raise ValueError(f"{shares} are shares of the rows: together at most 1")
         if not self.facts_weight > 0:
             raise ValueError(f"facts_weight {self.facts_weight} must be positive")
@@ -137,15 +146,22 @@ class TextDataConfig:
     @property
     def row_mix(self) -> RowMix:
         return RowMix(
-            self.facts_fraction, self.copies_fraction, self.facts_weight, self.facts_wordings
+            facts=self.facts_fraction,
+            copies=self.copies_fraction,
+            weight=self.facts_weight,
+            wordings=self.facts_wordings,
         )
 
 
-_FORMAT = 2  # raise when the files or the rules of splitting and tokenising change
+# Raise it when the files or the rules of splitting and tokenising change.
+_FORMAT = 2
 _FILES = ("tokens.npy", "offsets.npy", "corpus.json")
-_BAR_FROM_BYTES = 16 * 2**20  # a smaller corpus takes a second or two and needs no bar
-_IN_MEMORY = 1 << 25  # tokens
-_BATCH = 32  # documents that are tokenised at a time
+# A smaller corpus takes a second or two and needs no progress bar.
+_BAR_FROM_BYTES = 16 * 2**20
+# Tokens up to which a corpus stays in memory by default.
+_IN_MEMORY = 1 << 25
+# Documents that are tokenised at a time.
+_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -173,15 +189,14 @@ class TokenCorpus:
     @classmethod
     def load(cls, folder: Path) -> TokenCorpus:
         """Open a saved corpus, memory-mapped. ValueError for a damaged one."""
-        if damage := sealed_damage(folder, _FILES):
+        damage = sealed_damage(folder, _FILES)
+        if damage:
             raise ValueError(f"{folder}: {damage}")
-        facts = read_json(
-            folder / "corpus.json", most=2**34
-        )  # version 0.5 wrote the names of all documents
-        tokens, offsets = (
-            np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in _FILES[:2]
-        )
-        return cls(tokens, np.array(offsets), facts["tokenizer"], facts["fingerprint"])
+        # The file is long where version 0.5 wrote it, with the names of all documents.
+        facts = read_json(folder / "corpus.json", most=2**34)
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r", allow_pickle=False)
+        offsets = np.load(folder / "offsets.npy", allow_pickle=False)
+        return cls(tokens, offsets, facts["tokenizer"], facts["fingerprint"])
 
 
 def tokenize_corpus(
@@ -199,10 +214,12 @@ def tokenize_corpus(
     tokens, else memory.
     """
     folder = None
-    if (key := source.cache_key()) is not None:
+    key = source.cache_key()
+    if key is not None:
         content = f"{_FORMAT}|{key}|{tokenizer.fingerprint}|{split}|{limit}"
         name = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        folder = Path(data_folder() / "cache" / "text" if cache_dir is None else cache_dir) / name
+        caches = data_folder() / "cache" / "text" if cache_dir is None else Path(cache_dir)
+        folder = caches / name
         if folder.is_dir():
             try:
                 return TokenCorpus.load(folder)
@@ -212,26 +229,38 @@ def tokenize_corpus(
                     stacklevel=2,
                 )
                 shutil.rmtree(folder, ignore_errors=True)
-    selected = (
-        document for document in source if split == "all" or document_split(document) == split
-    )
-    documents: Iterable[Document] = islice(selected, limit)
+    documents: Iterable[Document] = islice(_documents_of_split(source, split), limit)
     if not source.paths or sum(path.stat().st_size for path in source.paths) >= _BAR_FROM_BYTES:
         from rich.progress import track
 
         documents = track(
-            documents, f"tokenising {source.spec}, documents", transient=True, show_speed=True
+            documents,
+            f"tokenising {source.spec}, documents",
+            transient=True,
+            show_speed=True,
         )
     corpus = corpus_of(documents, tokenizer)
     if not len(corpus):
-        advice = "data.heldout_source names other text to hold out, evaluate.every=0 measures none on the way"
-        advice = "'?split=train' behind it trains on all of it" if split == "train" else advice
+        if split == "train":
+            advice = "'?split=train' behind it trains on all of it"
+        else:
+            advice = (
+                "data.heldout_source names other text to hold out, "
+                "evaluate.every=0 measures none on the way"
+            )
         shares = f"no document in the {split!r} split (5% are held out, by hash of their text)"
         raise ValueError(f"source {source.spec!r} has {shares}; {advice}")
     if folder is None or (cache_dir is None and len(corpus.tokens) <= _IN_MEMORY):
         return corpus
     corpus.save(folder)
     return TokenCorpus.load(folder)
+
+
+def _documents_of_split(source: Source, split: str) -> Iterator[Document]:
+    """The documents of one split ("train", "heldout" or "all") of a source."""
+    for document in source:
+        if split == "all" or document_split(document) == split:
+            yield document
 
 
 def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpus:
@@ -247,6 +276,14 @@ def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpu
     digest.update(tokens.data)
     digest.update(offsets.data)
     return TokenCorpus(tokens, offsets, tokenizer.name, digest.hexdigest())
+
+
+class _Layout(NamedTuple):
+    """One epoch: the order of documents, where each ends on the line, the order of windows."""
+
+    order: np.ndarray
+    ends: np.ndarray
+    windows: np.ndarray
 
 
 class PackedDataset(Dataset):
@@ -277,69 +314,80 @@ class PackedDataset(Dataset):
         self.tokenizer = tokenizer
         self.seed = seed
         self.mix = mix
-        self.lengths = np.diff(corpus.offsets) + 1  # with BOS
+        # Tokens of each document with its BOS.
+        self.lengths = np.diff(corpus.offsets) + 1
         self.epoch_tokens = int(self.lengths.sum())
+        # All tokens but the first are targets; the last window may be partial.
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
         self.size = None if epochs is None else epochs * self.epoch_windows
-        self._laid_out: dict[
-            int, tuple[np.ndarray, np.ndarray, np.ndarray]
-        ] = {}  # of the last two epochs read
+        self._layouts: dict[int, _Layout] = {}
 
     def __getitem__(self, index: int) -> Batch:
         """{"tokens", "segments"}, both int64 (L+1,)."""
-        epoch, position = divmod(index, self.epoch_windows)
-        if epoch not in self._laid_out:
-            self._laid_out = dict([*self._laid_out.items()][-1:]) | {epoch: self._lay_out(epoch)}
-        order, ends, windows = self._laid_out[epoch]
-        row = self._window(order, ends, int(windows[position]) * self.context)
+        epoch, number = divmod(index, self.epoch_windows)
+        layout = self._layout(epoch)
+        row = self._window(layout, int(layout.windows[number]) * self.context)
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
     def identity(self) -> State:
-        key = {
+        return {
             "kind": "packed",
             "fingerprint": self.corpus.fingerprint,
             "seed": self.seed,
             "context": self.context,
+            "mix": self.mix.identity(),
+            "shuffle": True,
+            # States of version 0.5, all of masked rows, have no such key.
+            "documents": "packed" if self.documents == "packed" else None,
         }
-        packed = "packed" if self.documents == "packed" else None  # states of version 0.5 name none
-        return key | {"mix": self.mix.identity(), "shuffle": True, "documents": packed}
 
     def padding_row(self) -> Batch:
         """A row of nothing but padding: it adds no target."""
         tokens = torch.full((self.context + 1,), self.tokenizer.pad_id, dtype=torch.int64)
         return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
 
-    def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(document order, where each ends on the line, window order) of one epoch."""
-        order = np.random.default_rng([self.seed, _DOCUMENTS, epoch]).permutation(len(self.lengths))
-        windows = np.random.default_rng([self.seed, _WINDOWS, epoch]).permutation(
-            self.epoch_windows
-        )
-        return order, np.cumsum(self.lengths[order]), windows
+    def _layout(self, epoch: int) -> _Layout:
+        """The layout of one epoch; those of the last two epochs read are cached."""
+        if epoch not in self._layouts:
+            if len(self._layouts) == 2:
+                del self._layouts[next(iter(self._layouts))]
+            orders = np.random.default_rng([self.seed, _DOCUMENTS, epoch])
+            order = orders.permutation(len(self.lengths))
+            windows = np.random.default_rng([self.seed, _WINDOWS, epoch])
+            self._layouts[epoch] = _Layout(
+                order=order,
+                ends=np.cumsum(self.lengths[order]),
+                windows=windows.permutation(self.epoch_windows),
+            )
+        return self._layouts[epoch]
 
-    def _window(self, order: np.ndarray, ends: np.ndarray, start: int) -> Batch:
+    def _window(self, layout: _Layout, start: int) -> Batch:
+        """The row of the tokens `start` … `start` + L of an epoch's line."""
         row = self.padding_row()
         tokens = row["tokens"].numpy()
         segments = row["segments"].numpy()
         stop = min(start + self.context + 1, self.epoch_tokens)
-        rank = int(np.searchsorted(ends, start, side="right"))
-        at = start
+        rank = int(np.searchsorted(layout.ends, start, side="right"))
+        position = start
         segment = 0
-        while at < stop:
-            document = order[rank]
-            upto = min(int(ends[rank]), stop)
-            inside = at - (int(ends[rank]) - int(self.lengths[document]))  # 0 is the BOS
-            filled = at - start
-            if inside == 0:
-                tokens[filled] = self.tokenizer.bos_id
-                filled += 1
-            first = int(self.corpus.offsets[document]) + max(inside - 1, 0)
-            count = upto - start - filled
-            tokens[filled : filled + count] = self.corpus.tokens[first : first + count]
-            segments[at - start : upto - start] = segment
-            rank = rank + 1
-            at = upto
-            segment = segment + (self.documents == "masked")
+        while position < stop:
+            document = layout.order[rank]
+            document_end = int(layout.ends[rank])
+            part_end = min(document_end, stop)
+            segments[position - start : part_end - start] = segment
+            # The token's number in its document, whose BOS has 0.
+            number = position - (document_end - int(self.lengths[document]))
+            if number == 0:
+                tokens[position - start] = self.tokenizer.bos_id
+                position += 1
+                number = 1
+            first = int(self.corpus.offsets[document]) + number - 1
+            part = self.corpus.tokens[first : first + part_end - position]
+            tokens[position - start : part_end - start] = part
+            rank += 1
+            position = part_end
+            if self.documents == "masked":
+                segment += 1
         return row
 
 
@@ -373,13 +421,22 @@ def build_loader(
         return StreamLoader(TextStream(config, tokenizer, micro_batch), micro_batch, **share)
     corpus = load_corpus(config, split)
     if split == "train":
-        options: dict[str, Any] = dict(
-            seed=config.seed, mix=config.row_mix, documents=config.documents
-        )
-        dataset = PackedDataset(corpus, config.context, tokenizer, **options)
-    else:  # shuffled: the first few batches represent all documents
         dataset = PackedDataset(
-            corpus, config.context, tokenizer, epochs=1, documents=config.documents
+            corpus,
+            config.context,
+            tokenizer,
+            seed=config.seed,
+            mix=config.row_mix,
+            documents=config.documents,
+        )
+    else:
+        # Held-out rows are shuffled too: the first few batches represent all documents.
+        dataset = PackedDataset(
+            corpus,
+            config.context,
+            tokenizer,
+            epochs=1,
+            documents=config.documents,
         )
     return IndexedLoader(RowBatches(dataset), micro_batch, **share)
 
@@ -399,8 +456,13 @@ class EncodedDocument:
         if not ends:
             return np.full(len(self.tokens), self.bytes / max(1, len(self.tokens)))
         codes = np.frombuffer(self.text.encode("utf-32-le"), "<u4")
-        upto = np.append(0, (1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)).cumsum())
-        return np.diff(np.append(np.maximum.accumulate(upto[ends])[:-1], self.bytes), prepend=0)
+        # UTF-8 takes one byte of a code point, and one more from each of these on.
+        sizes = 1 + (codes > 0x7F) + (codes > 0x7FF) + (codes > 0xFFFF)
+        bytes_before = np.append(0, sizes.cumsum())
+        # A token that ends no later than the one before it has no bytes.
+        byte_ends = np.maximum.accumulate(bytes_before[ends])
+        byte_ends[-1] = self.bytes
+        return np.diff(byte_ends, prepend=0)
 
 
 @lru_cache(maxsize=4)
@@ -411,26 +473,22 @@ def open_heldout(
     read once per process; with split="all" of every document. ValueError for an empty split."""
     tokenizer = load_tokenizer(tokenizer_spec)
     texts = []
-    size = 0
-    heldout = (d for d in open_source(spec) if split == "all" or document_split(d) == split)
+    characters = 0
+    heldout = _documents_of_split(open_source(spec), split)
     for document in islice(heldout, MOST_DOCUMENTS):
-        size += len(document.text)
-        if size > MOST_CHARACTERS:
+        characters += len(document.text)
+        if characters > MOST_CHARACTERS:
             break
         texts.append(document.text)
     if not texts:
-        raise ValueError(
-            f"source {spec!r} has no held-out document; '?split=heldout' behind it holds out all of it"
-        )
+        advice = "'?split=heldout' behind it holds out all of it"
+        raise ValueError(f"source {spec!r} has no held-out document; {advice}")
     documents = tuple(
         EncodedDocument(text, tokens, len(text.encode("utf-8")))
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)
     )
-    parts = [
-        part
-        for d in documents
-        for part in (len(d.tokens).to_bytes(8, "little"), np.ascontiguousarray(d.tokens))
-    ]
-    return Heldout(
-        spec, fingerprint_of([tokenizer.fingerprint.encode(), *map(bytes, parts)]), documents
-    )
+    content = [tokenizer.fingerprint.encode()]
+    for document in documents:
+        content.append(len(document.tokens).to_bytes(8, "little"))
+        content.append(document.tokens.tobytes())
+    return Heldout(spec, fingerprint_of(content), documents)

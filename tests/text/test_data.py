@@ -170,7 +170,7 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
         (tmp_path / name).write_text("x")
     cases = {
         "sotu-exerpt": (FileNotFoundError, "'sotu-excerpt'"),
-        "english": (FileNotFoundError, "fetch-data text sotu poetry rfc"),
+        "english": (FileNotFoundError, "tools.offline sotu poetry rfc"),
         f"{tmp_path}/speeech.txt": (FileNotFoundError, "speech.txt'"),
         f"{tmp_path}": (FileNotFoundError, r"folder.*/\*\.txt"),
         f"{tmp_path}/pic.png": (ValueError, r"pic\.png.*\.jsonl"),

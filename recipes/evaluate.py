@@ -1,18 +1,21 @@
 """Measure models of the zoo, of run folders, or of other libraries, and compare them.
 
     priorzoo evaluate MODEL|RUN_DIR [MODEL|RUN_DIR ...] EVAL --lengths 128,512,4096 --out results
-    priorzoo evaluate --list                                                all evaluators and their
-    options
-    priorzoo evaluate 'text_*_tiny.*' passkey,perplexity                    every shipped tiny
-    model, one figure
-    priorzoo evaluate 'dna_*.genomes' 'markov-*' bits                       compared with baselines
-    priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE              every record's
-    log-likelihood, as TSV
-    priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts     paired
-    differences
-    priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k         a causal LM of
-    transformers
-    priorzoo evaluate timm:NAME@CHECKPOINT resolution --source folder:DIR   a classifier of timm
+
+    # all evaluators and their options
+    priorzoo evaluate --list
+    # every shipped tiny model, one figure
+    priorzoo evaluate 'text_*_tiny.*' passkey,perplexity
+    # compared with baselines
+    priorzoo evaluate 'dna_*.genomes' 'markov-*' bits
+    # every record's log-likelihood, as TSV
+    priorzoo evaluate dna_goat_tiny.genomes score --fasta FILE
+    # paired differences
+    priorzoo evaluate 'text_*_tiny.*' perplexity --against text_ggd_tiny.facts
+    # a causal LM of transformers
+    priorzoo evaluate hf:FOLDER passkey,perplexity --lengths 512,4k
+    # a classifier of timm
+    priorzoo evaluate timm:NAME@CHECKPOINT resolution --source folder:DIR
 
 The last argument names the evaluators, comma-separated or "all"; the others name models of one
 modality: registry names, patterns of names with weights, run or saved-model folders, baselines, or
@@ -45,7 +48,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -56,7 +59,7 @@ from torch import nn
 from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Cell, Evaluator, Listing
 from modalities.figures import FIGURE_FORMATS, figure_output, overview_figure
-from modalities.results import CellValue, ModelResult, file_safe
+from modalities.results import CellValue, ModelResult, Row, file_safe
 from modalities.settings import Settings
 from modalities.tables import write_table
 from recipes.commands import (
@@ -107,12 +110,16 @@ class CellStore:
     """
 
     def __init__(self, folder: Path, key: dict[str, object]):
-        self.key = json.loads(json.dumps(key, sort_keys=True))  # as it is when read back
-        digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
+        # As it is when read back.
+        self.key = json.loads(json.dumps(key, sort_keys=True))
+        content = json.dumps(self.key, sort_keys=True).encode()
+        digest = hashlib.sha256(content).hexdigest()[:16]
         self.path = folder / f"{key['evaluator']}-{file_safe(str(key['model']))}-{digest}.jsonl"
         self.finished: dict[str, CellValue] = {}
         self.damaged: list[int] = []
-        self._bytes = self._lines = 0  # of the whole lines read so far
+        # Of the whole lines read so far.
+        self._bytes = 0
+        self._lines = 0
         if self.path.exists():
             with open(self.path, "rb") as file:
                 self._read(file)
@@ -128,15 +135,21 @@ class CellStore:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._read(file)
             if name not in self.finished:
-                file.truncate(self._bytes)  # an incomplete last line
-                cell = {"cell": name, "value": value, "crc": _crc(name, value)}
-                lines = [{"key": self.key}] * (self._bytes == 0) + [cell]
-                text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-                if file.write(text) != len(text):
-                    file.truncate(self._bytes)
-                    raise OSError(f"{self.path} cannot be written: is the disk full?")
+                self._append(file, {"cell": name, "value": value, "crc": _crc(name, value)})
                 self._read(file)
         return self.finished[name]
+
+    def _append(self, file: FileIO, cell: Row) -> None:
+        """Append a cell, and remove an incomplete last line before it."""
+        records = [cell]
+        if self._bytes == 0:
+            # A new file begins with its key.
+            records.insert(0, {"key": self.key})
+        text = "".join(json.dumps(record) + "\n" for record in records).encode()
+        file.truncate(self._bytes)
+        if file.write(text) != len(text):
+            file.truncate(self._bytes)
+            raise OSError(f"{self.path} cannot be written: is the disk full?")
 
     def _read(self, file: IO[bytes]) -> None:
         """Take over the whole lines that follow what was read before."""
@@ -149,26 +162,31 @@ class CellStore:
             self._lines += 1
 
     def _take(self, line: bytes) -> None:
+        """Take over a whole line: the key where it is the first one, else a cell."""
         try:
-            entry = json.loads(line)
-            if not self._lines:
-                if entry["key"] != self.key:
+            record = json.loads(line)
+            if self._lines == 0:
+                if record["key"] != self.key:
                     raise ValueError("it has other settings")
                 return
-            name = entry["cell"]
-            value = entry["value"]
-            if entry.get("crc", "") not in ("", _crc(name, value)):  # cells of 0.5 have none
+            name = record["cell"]
+            value = record["value"]
+            # Cells of version 0.5 have no checksum.
+            if record.get("crc", "") not in ("", _crc(name, value)):
                 raise ValueError("its checksum differs")
             self.finished.setdefault(name, value)
         except (ValueError, KeyError, TypeError) as error:
-            if not self._lines:
-                what = f"{self.path} line 1 is not this measurement's key ({error})"
-                raise ValueError(f"{what}; delete the file to measure again") from error
+            if self._lines == 0:
+                raise ValueError(
+                    f"{self.path} line 1 is not this measurement's key ({error}); "
+                    "delete the file to measure again"
+                ) from error
             self.damaged.append(self._lines + 1)
 
 
 def _crc(name: str, value: CellValue) -> str:
-    return f"{zlib.crc32(json.dumps([name, value], sort_keys=True).encode()):08x}"
+    content = json.dumps([name, value], sort_keys=True).encode()
+    return f"{zlib.crc32(content):08x}"
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -177,34 +195,35 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def outside_hash(model: nn.Module) -> str | None:
-    """16 hex digits over what a model of another library computes by besides its weights:
-    configurations, modules, and buffers that are not saved, such as RoPE's frequencies. None for
-    the zoo's, whose own configuration says all."""
+    """16 hex digits over what a model of another library computes with besides its weights.
+
+    These are configurations, modules, and buffers that are not saved, such as RoPE's frequencies.
+    None for the zoo's models, whose own configuration says all.
+    """
     if isinstance(model, ZooModel):
         return None
     saved = model.state_dict().keys()
-    digest = _tensors_digest(
-        {name: value for name, value in model.named_buffers() if name not in saved}
-    )
-    configs = [
-        getattr(m, name)
-        for m in model.modules()
-        for name in ("config", "pretrained_cfg")
-        if hasattr(m, name)
-    ]
-    digest.update(
-        "".join([str(model), *map(str, {id(one): one for one in configs}.values())]).encode()
-    )
+    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    digest = _tensors_digest(unsaved)
+    # By identity: modules share configurations.
+    configs = {}
+    for module in model.modules():
+        for name in ("config", "pretrained_cfg"):
+            if hasattr(module, name):
+                config = getattr(module, name)
+                configs[id(config)] = config
+    texts = [str(model), *map(str, configs.values())]
+    digest.update("".join(texts).encode())
     return digest.hexdigest()[:16]
 
 
 def _tensors_digest(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
+    """A digest of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        )
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest
 
 
@@ -218,94 +237,85 @@ class Measurement:
     out: Path
 
     def store(self) -> CellStore:
-        """Finished cells, keyed by everything that a cell's number depends on. The device and the
-        batch size change rounding
-        and costs alone, and are left out: a finished cell keeps the time and the memory it took."""
+        """Finished cells, keyed by everything that a cell's number depends on.
+
+        The device and the batch size change rounding and costs alone, and are left out: a finished
+        cell keeps the time and the memory it took.
+        """
         model = self.target.model
         evaluator = self.evaluator
+        first_parameter = next(model.parameters(), None)
         key = {
             "evaluator": evaluator.name,
             "version": evaluator.version,
             "model": self.target.label,
             "weights": weights_hash(model),
             "config": dataclasses.asdict(model.config),
-            "dtype": str(next((p.dtype for p in model.parameters()), None)),
+            "dtype": str(None if first_parameter is None else first_parameter.dtype),
             "overrides": self.overrides,
             "settings": evaluator.identity(model),
         }
-        if outside := outside_hash(model):
+        outside = outside_hash(model)
+        if outside:
             key["outside"] = outside
         return CellStore(self.out / "cells", key)
 
     def work(self, cell: Cell) -> float:
-        """What a unit of a cell takes more of, the further along the axis: tokens of a window,
-        pixels of an image."""
+        """What grows with a cell's place on the axis, and a unit's time with it.
+
+        It is the tokens of a window, or the pixels of an image.
+        """
         place = cell.data.get(self.evaluator.axis.column, 0)
-        return (
-            float(place) ** (2 if self.evaluator.unit == "images" else 1)
-            if isinstance(place, int | float)
-            else 0.0
-        )
+        if not isinstance(place, int | float):
+            return 0.0
+        if self.evaluator.unit == "images":
+            return float(place) ** 2
+        return float(place)
 
     def timed(self, todo: Sequence[Cell], store: CellStore | None) -> tuple[float, float]:
-        """(a, b): a unit takes a + b·work seconds, by the cheapest `trials` at each of the two
-        least places, which are stored where there is a store and they are cells."""
+        """(a, b): a unit takes a + b·work seconds.
+
+        Measured on the cheapest of `trials` at each of the two least places. Those that are cells
+        are stored where there is a store.
+        """
         points = []
         trials = sorted(self.evaluator.trials(list(todo)), key=lambda cell: -cell.cost)
+        # Later ones replace earlier ones: the cheapest at each place stays.
         cheapest = {self.work(cell): cell for cell in trials}
         for work, cell in sorted(cheapest.items())[:2]:
             started = time.perf_counter()
             value = self.evaluator.measure(self.target.model, cell)
-            points.append((work, (time.perf_counter() - started) / (cell.cost or 1)))
+            seconds = time.perf_counter() - started
+            points.append((work, seconds / (cell.cost or 1)))
             if store and cell in todo:
                 store.add(cell.name, value)
-        (near, rate), (far, slower) = points[0], points[-1]
-        slope = max(0.0, (slower - rate) / (far - near)) if far > near else 0.0
-        return max(0.0, rate - slope * near), slope
+        near_work, near_rate = points[0]
+        far_work, far_rate = points[-1]
+        slope = 0.0
+        if far_work > near_work:
+            slope = max(0.0, (far_rate - near_rate) / (far_work - near_work))
+        return max(0.0, near_rate - slope * near_work), slope
 
     def run(self, group: str) -> ModelResult:
-        """Every cell, each stored as soon as it is finished; those that another process finishes
-        first are taken over.
+        """Measure every cell, and store each as soon as it is finished.
 
-        Raises CommandError where memory ends, with the options that take less.
+        Cells that another process finishes first are taken over. CommandError where memory ends,
+        with the options that take less.
         """
         model = self.target.model
         evaluator = self.evaluator
-        label = self.target.label
         store = self.store()
         if store.damaged:
-            lines = ", ".join(map(str, store.damaged[:5])) + ", …" * (len(store.damaged) > 5)
+            numbers = ", ".join(map(str, store.damaged[:5]))
+            if len(store.damaged) > 5:
+                numbers += ", …"
             console.print(
-                f"note: {store.path} has no cell in line {lines}: measured again", soft_wrap=True
+                f"note: {store.path} has no cell in line {numbers}: measured again", soft_wrap=True
             )
-        cells = evaluator.cells(model)
-        todo = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
         started = time.perf_counter()
-        values: dict[str, CellValue] = {}
-        try:
-            progress = CellProgress(
-                f"{evaluator.name}  {label}", sum(todo.values()), evaluator.unit, console
-            )
-            evaluator.advance = progress.advance
-            for name, value in evaluator.run(model, store.finished):
-                values[name] = store.add(name, value) if name in todo else value
-                if name in todo:
-                    progress.finish(todo[name])
-        except KeyboardInterrupt:
-            console.print(
-                f"stopped in {evaluator.name} of {label}; the same command measures the rest"
-            )
-            raise
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            names = [field.name for field in dataclasses.fields(evaluator.settings)]
-            sizes = ("batch_tokens", "lengths", "sizes", "window")
-            lower = " or ".join(option_name(name) for name in names if name in sizes)
-            place = f"{evaluator.name} of {label} ran out of memory at {cells[len(values)].name}"
-            raise CommandError(f"{place}: lower {lower}; finished cells are kept") from error
+        values = self._measure(store)
         return ModelResult(
-            label=label,
+            label=self.target.label,
             method=self.target.method,
             trained_at=evaluator.trained_at(model),
             trained_range=evaluator.trained_range,
@@ -317,55 +327,100 @@ class Measurement:
             group=group,
         )
 
+    def _measure(self, store: CellStore) -> dict[str, CellValue]:
+        """The values of all cells by name, with progress."""
+        model = self.target.model
+        evaluator = self.evaluator
+        label = self.target.label
+        cells = evaluator.cells(model)
+        costs = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
+        values: dict[str, CellValue] = {}
+        progress = CellProgress(
+            f"{evaluator.name}  {label}",
+            sum(costs.values()),
+            evaluator.unit,
+            console,
+        )
+        evaluator.advance = progress.advance
+        try:
+            for name, value in evaluator.run(model, store.finished):
+                if name in costs:
+                    values[name] = store.add(name, value)
+                    progress.finish(costs[name])
+                else:
+                    values[name] = value
+        except KeyboardInterrupt:
+            console.print(
+                f"stopped in {evaluator.name} of {label}; the same command measures the rest"
+            )
+            raise
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out_of_memory(error):
+                raise
+            place = f"{evaluator.name} of {label} ran out of memory at {cells[len(values)].name}"
+            raise CommandError(
+                f"{place}: lower {self._size_options()}; finished cells are kept"
+            ) from error
+        return values
+
+    def _size_options(self) -> str:
+        """The options of the evaluator that say how much is read at once."""
+        sizes = ("batch_tokens", "lengths", "sizes", "window")
+        names = [field.name for field in dataclasses.fields(self.evaluator.settings)]
+        return " or ".join(option_name(name) for name in names if name in sizes)
+
 
 def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
-    """What is to be measured and how long that takes, at the rate of each evaluator's first model.
-    keep: cells that are timed.
+    """Print what is to be measured, and how long it takes at the rate of each evaluator's first
+    model.
 
-    Raises ValueError for what cannot be measured.
+    keep: store the cells that are timed. ValueError for what cannot be measured.
     """
     rates: dict[str, tuple[float, float]] = {}
     rows = {}
     seconds = 0.0
     for m in measurements:
+        name = m.evaluator.name
         cells = m.evaluator.cells(m.target.model)
         store = m.store()
         todo = [cell for cell in cells if cell.name not in store.finished]
-        units = f"{short(sum(cell.cost for cell in todo))} {m.evaluator.unit} to read"
-        rows[f"{m.evaluator.name} of {m.target.label}"] = (
-            f"{units}; {len(todo)} of {len(cells)} cells"
+        units = short(sum(cell.cost for cell in todo))
+        rows[f"{name} of {m.target.label}"] = (
+            f"{units} {m.evaluator.unit} to read; {len(todo)} of {len(cells)} cells"
         )
-        if todo:
-            with contextlib.suppress(
-                MemoryError, RuntimeError
-            ):  # which the measurement itself reports
-                if m.evaluator.name not in rates:
-                    rates[m.evaluator.name] = m.timed(todo, store if keep else None)
-                constant, slope = rates[m.evaluator.name]
-                seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
-    console.print(
-        facts_table(
-            "plan", rows | {"expected": f"{clock(seconds)}, by two cells of each evaluator"}
-        )
-    )
+        if not todo:
+            continue
+        # Errors are reported by the measurement itself.
+        with contextlib.suppress(MemoryError, RuntimeError):
+            if name not in rates:
+                rates[name] = m.timed(todo, store if keep else None)
+            constant, slope = rates[name]
+            seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
+    rows["expected"] = f"{clock(seconds)}, by two cells of each evaluator"
+    console.print(facts_table("plan", rows))
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:
-    """The label of the target called `name`; of the first where names or a pattern are several
-    seeds of one set-up."""
-    parts = [target_name(part) for part in split_names(name)]
-    labels = [
-        t.label
-        for t in targets
-        if t.name in parts or any(fnmatch.fnmatch(t.name, part) for part in parts)
-    ]
-    if len({groups.get(label, label) for label in labels}) > 1:
+    """The label of the target called `name`.
+
+    It is the first one's where names or a pattern are several seeds of one set-up.
+    """
+    patterns = [target_name(part) for part in split_names(name)]
+    labels = [target.label for target in targets if _is_named(target.name, patterns)]
+    set_ups = {groups.get(label, label) for label in labels}
+    if len(set_ups) > 1:
         raise CommandError(
             f"--against {name!r} names {', '.join(labels)}; expected one model, or seeds of one"
         )
-    if len({groups.get(target.label, target.label) for target in targets}) == 1:
+    all_set_ups = {groups.get(target.label, target.label) for target in targets}
+    if len(all_set_ups) == 1:
         raise CommandError(f"--against {name!r}: name another model to compare with it")
     return labels[0]
+
+
+def _is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name is one of the patterns, or matches one."""
+    return name in patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def check_sources(measurements: Sequence[Measurement]) -> None:
@@ -418,47 +473,33 @@ def evaluate_command(
     **options: object,
 ) -> None:
     if list_:
-        return list_evaluators()
-    if len(arguments) < 2:
-        example = "such as `text_ggd_ssmax_tiny.facts passkey`; `priorzoo evaluate --list` names the evaluators"
-        raise CommandError(
-            f"expected MODEL... EVAL, at least one model and an evaluator, {example}"
-        )
-    if dtype not in DTYPES:
-        raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
-    for name in format_.split(","):
-        if name not in FIGURE_FORMATS:
-            raise CommandError(f"--format {name!r}: {nearest(name, FIGURE_FORMATS)}")
-    figure_output.set((format_.split(","), width))
+        list_evaluators()
+        return
+    formats = format_.split(",")
+    check_words(arguments, dtype, formats)
+    figure_output.set((formats, width))
     device = find_device(device)
     overrides = parse_overrides(set_)
     import_named(import_)
-    targets = find_targets(arguments[:-1] + [against] * bool(against), overrides, device, dtype)
-    known = find_modality(targets[0].modality).evaluators
+    names = arguments[:-1]
+    if against:
+        names = [*names, against]
+    targets = find_targets(names, overrides, device, dtype)
     kinds = find_evaluators(arguments[-1], targets[0].modality)
     if not all(issubclass(kind, Listing) for kind in kinds):
         require("matplotlib", "drawing figures", "figures")
     groups = seed_groups(targets)
-    reference = find_reference(targets, groups, against) if against else ""
-    if against and not any(kind.paired_over for kind in kinds):
-        able = (
-            ", ".join(name for name, kind in known.items() if kind.paired_over)
-            or "none of this modality"
-        )
-        raise CommandError(f"--against does not apply to {arguments[-1]}; it does to {able}")
+    reference = ""
+    if against:
+        reference = find_reference(targets, groups, against)
+        check_paired(kinds, arguments[-1], targets[0].modality)
     measurements = [
         Measurement(target, kind(settings, target.data), overrides, out)
         for kind, settings in make_settings(kinds, options).items()
         for target in targets
     ]
-    for target in targets:
-        if not target.trained:
-            console.print(
-                f"note: {target.label} has random weights; a name with a tag after a dot has trained ones"
-            )
+    print_notes(targets, measurements)
     check_sources(measurements)
-    for note in filter(None, dict.fromkeys(m.evaluator.note for m in measurements)):
-        console.print(f"note: {note}", soft_wrap=True)
     print_plan(measurements, keep=not dry_run)
     if dry_run:
         return
@@ -470,66 +511,126 @@ def evaluate_command(
             m.run(groups.get(m.target.label, "")) for m in measurements if m.evaluator.name == name
         ]
         write_results(evaluator, results[name], out)
-    panels = [
-        (e.title or name, e.overview, results[name]) for name, e in evaluators.items() if e.overview
-    ]
-    axes = {evaluator.axis for evaluator in evaluators.values() if evaluator.overview}
-    if len(panels) > 1 and len(axes) == 1:
-        overview_figure(panels, out / "overview.png", axes.pop())
+    draw_overview(evaluators, results, out)
     for name, evaluator in evaluators.items():
         print_results(evaluator, results[name])
         if reference and evaluator.paired_over:
-            differences = evaluator.paired(results[name], reference)
-            write_table(out / f"{name}.paired.csv", differences)
-            print_paired(evaluator, differences)
-            if not differences:
-                console.print(
-                    f"{name}: no {evaluator.paired_over} were read by {reference} and another model"
-                )
-    # a file system's clock may be a few milliseconds late
-    written = [
-        path
-        for path in sorted(out.glob("*.*"))
-        if path.is_file() and path.stat().st_mtime > started - 0.1
-    ]
-    console.print("written: " + ", ".join(map(str, written)), soft_wrap=True)
+            compare(evaluator, results[name], reference, out)
+    # A file system's clock may be a few milliseconds late.
+    since = started - 0.1
+    files = [path for path in sorted(out.glob("*.*")) if path.is_file()]
+    written = [str(path) for path in files if path.stat().st_mtime > since]
+    console.print("written: " + ", ".join(written), soft_wrap=True)
+
+
+def check_words(arguments: Sequence[str], dtype: str, formats: Sequence[str]) -> None:
+    """CommandError for words of the command line that cannot be served, whatever the models are."""
+    if len(arguments) < 2:
+        raise CommandError(
+            "expected MODEL... EVAL, at least one model and an evaluator, such as "
+            "`text_ggd_ssmax_tiny.facts passkey`; "
+            "`priorzoo evaluate --list` names the evaluators"
+        )
+    if dtype not in DTYPES:
+        raise CommandError(f"--dtype {dtype!r}: {nearest(dtype, DTYPES)}")
+    for name in formats:
+        if name not in FIGURE_FORMATS:
+            raise CommandError(f"--format {name!r}: {nearest(name, FIGURE_FORMATS)}")
+
+
+def check_paired(kinds: Sequence[type[Evaluator]], names: str, modality: str) -> None:
+    """CommandError where none of the evaluators called `names` can compare models unit by unit."""
+    if any(kind.paired_over for kind in kinds):
+        return
+    evaluators = find_modality(modality).evaluators
+    able = [name for name, kind in evaluators.items() if kind.paired_over]
+    listing = ", ".join(able) or "none of this modality"
+    raise CommandError(f"--against does not apply to {names}; it does to {listing}")
+
+
+def print_notes(targets: Sequence[Target], measurements: Sequence[Measurement]) -> None:
+    """What to know of models without trained weights, and of evaluators."""
+    for target in targets:
+        if not target.trained:
+            console.print(
+                f"note: {target.label} has random weights; "
+                "a name with a tag after a dot has trained ones"
+            )
+    for note in dict.fromkeys(m.evaluator.note for m in measurements):
+        if note:
+            console.print(f"note: {note}", soft_wrap=True)
+
+
+def draw_overview(
+    evaluators: Mapping[str, Evaluator], results: Mapping[str, list[ModelResult]], out: Path
+) -> None:
+    """overview.png, where several evaluators share an axis."""
+    panels = []
+    axes = set()
+    for name, evaluator in evaluators.items():
+        if evaluator.overview:
+            panels.append((evaluator.title or name, evaluator.overview, results[name]))
+            axes.add(evaluator.axis)
+    if len(panels) > 1 and len(axes) == 1:
+        overview_figure(panels, out / "overview.png", axes.pop())
+
+
+def compare(
+    evaluator: Evaluator, results: Sequence[ModelResult], reference: str, out: Path
+) -> None:
+    """Write and print the paired differences to a model."""
+    differences = evaluator.paired(results, reference)
+    write_table(out / f"{evaluator.name}.paired.csv", differences)
+    print_paired(evaluator, differences)
+    if not differences:
+        console.print(
+            f"{evaluator.name}: no {evaluator.paired_over} were read by {reference} "
+            "and another model"
+        )
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:
     """The evaluators called `names` (comma-separated, or "all") of a modality."""
-    known = find_modality(modality).evaluators
-    wanted = list(known) if names == "all" else [name for name in names.split(",") if name]
-    if not wanted:
+    evaluators = find_modality(modality).evaluators
+    chosen = [name for name in names.split(",") if name]
+    if names == "all":
+        chosen = list(evaluators)
+    if not chosen:
         raise CommandError(
-            f"{names!r} names no evaluator; those of {modality} models are {', '.join(known)}"
+            f"{names!r} names no evaluator; those of {modality} models are {', '.join(evaluators)}"
         )
-    for name in wanted:
-        if name not in known:
+    for name in chosen:
+        if name not in evaluators:
             raise CommandError(
-                f"no evaluator {name!r} for {modality} models; {nearest(name, known)}"
+                f"no evaluator {name!r} for {modality} models; {nearest(name, evaluators)}"
             )
-    return [known[name] for name in dict.fromkeys(wanted)]
+    return [evaluators[name] for name in dict.fromkeys(chosen)]
 
 
 def make_settings(
     kinds: Sequence[type[Evaluator]], options: Mapping[str, object]
 ) -> dict[type[Evaluator], Settings]:
-    """Settings of each evaluator from the command's options; CommandError for an option that none
-    of them has."""
-    fields = {
-        kind: {field.name for field in dataclasses.fields(kind.settings_class)} for kind in kinds
-    }
-    known = set().union(*fields.values())
+    """Settings of each evaluator from the command's options.
+
+    CommandError for an option that none of them has.
+    """
+    fields = {kind: _field_names(kind.settings_class) for kind in kinds}
+    all_fields = set().union(*fields.values())
     for name in options:
-        if name not in known:
-            theirs = ", ".join(option_name(field) for field in sorted(known))
+        if name not in all_fields:
+            theirs = ", ".join(option_name(field) for field in sorted(all_fields))
             names = ", ".join(kind.name for kind in kinds)
             raise CommandError(f"{option_name(name)} does not apply to {names}; it has {theirs}")
-    chosen = {
-        kind: {name: value for name, value in options.items() if name in fields[kind]}
-        for kind in kinds
-    }
-    return {kind: kind.settings_class(**chosen[kind]) for kind in kinds}  # type: ignore[arg-type]  # by their parsers
+    settings = {}
+    for kind in kinds:
+        values = {name: value for name, value in options.items() if name in fields[kind]}
+        # Their types are right by the options' parsers.
+        settings[kind] = kind.settings_class(**values)  # type: ignore[arg-type]
+    return settings
+
+
+def _field_names(settings: type[Settings]) -> list[str]:
+    return [field.name for field in dataclasses.fields(settings)]
 
 
 def list_evaluators() -> None:
@@ -537,34 +638,40 @@ def list_evaluators() -> None:
     for name in modality_names():
         try:
             kinds = find_modality(name).evaluators
-        except ImportError as error:  # its packages are not installed
+        except ImportError as error:
+            # The modality's packages are not installed.
             console.print(f"{name}: {error}", soft_wrap=True)
             continue
         table = facts_table(name, {})
         for kind in kinds.values():
-            options = " ".join(
-                option_name(field.name) for field in dataclasses.fields(kind.settings_class)
-            )
+            options = " ".join(map(option_name, _field_names(kind.settings_class)))
             table.add_row(kind.name, f"{kind.summary}\n{options}")
         console.print(table)
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo evaluate") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    names = [part for word in words if not word.startswith("-") for part in split_names(word)]
-    settings: dict[
-        str, type[Settings]
-    ] = {}  # of the evaluators of the models' modality; others are not imported
-    with contextlib.suppress(ImportError, ValueError):  # of models that the command itself reports
-        find = partial(modality_of, registered="--import" not in " ".join(words))
-        baselines = (
-            modality.name for word in names[:1] for modality, _ in find_baselines(word).values()
-        )
-        for name in dict.fromkeys(filter(None, map(find, names))) or dict.fromkeys(baselines):
-            settings |= {
-                kind.name: kind.settings_class for kind in find_modality(name).evaluators.values()
-            }
-    # Options of an unknown model's evaluators are unknown; its name is the error. In a context:
-    # figures are this command's.
+    settings: dict[str, type[Settings]] = {}
+    # Errors of models are reported by the command itself.
+    with contextlib.suppress(ImportError, ValueError):
+        for modality in _named_modalities(words):
+            for kind in find_modality(modality).evaluators.values():
+                settings[kind.name] = kind.settings_class
     command = with_options(evaluate_command, settings)
-    return copy_context().run(call, command, words, prog=prog, any_option=not settings)
+    # Options of an unknown model's evaluators are unknown, and pass: its name is the error.
+    any_option = not settings
+    # In a context of its own: the figures' format is this command's.
+    return copy_context().run(call, command, words, prog=prog, any_option=any_option)
+
+
+def _named_modalities(words: Sequence[str]) -> list[str]:
+    """The modalities of the models that a command line names; others are not imported."""
+    names = [part for word in words if not word.startswith("-") for part in split_names(word)]
+    # With --import models may be registered that are not known before.
+    registered = "--import" not in " ".join(words)
+    modalities = [modality_of(name, registered=registered) for name in names]
+    if not any(modalities):
+        modalities = [
+            modality.name for word in names[:1] for modality, _ in find_baselines(word).values()
+        ]
+    return [name for name in dict.fromkeys(modalities) if name]

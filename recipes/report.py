@@ -25,110 +25,141 @@ from zoo.files import write_json
 from zoo.positions import slices
 
 console = Console()
-EVERY = 15.0  # seconds between two lines of progress
+# Seconds between two lines of progress.
+EVERY = 15.0
 
 
 class CellProgress:
-    """Prints now and then how much of an evaluation's cells is read. total: units of all cells.
-    unit: what they are."""
+    """Prints at intervals how much of an evaluation's cells is read.
+
+    total: units of all cells. unit: what they are.
+    """
 
     def __init__(self, name: str, total: int, unit: str, console: Console):
         self.name = name
         self.total = total
         self.unit = unit
         self.console = console
-        self.finished = self.part = 0  # units of finished cells, and of the one that is read
-        self.started = self.last_line = time.perf_counter()
+        # Units of finished cells, and of the one that is being read.
+        self.finished = 0
+        self.part = 0
+        self.started = time.perf_counter()
+        self.last_line = self.started
 
     def advance(self, units: int) -> None:
         """Count units of the cell that is being read."""
         self.part += units
         now = time.perf_counter()
+        if now - self.last_line < EVERY:
+            return
         done = min(self.finished + self.part, self.total)
-        if now - self.last_line >= EVERY:
-            self.last_line, rate = now, done / (now - self.started)
-            left = clock((self.total - done) / rate) if rate else "…"
-            text = f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  left {left}"
-            self.console.print(text, soft_wrap=True)
+        rate = done / (now - self.started)
+        time_left = clock((self.total - done) / rate) if rate else "…"
+        self.last_line = now
+        self.console.print(
+            f"{self.name}  {short(done)}/{short(self.total)} {self.unit}  {short(rate)}/s  "
+            f"left {time_left}",
+            soft_wrap=True,
+        )
 
     def finish(self, units: int) -> None:
         """Count a whole cell of `units`, in place of its parts."""
-        self.finished = self.finished + units
+        self.finished += units
         self.part = 0
         self.advance(0)
 
 
 def write_results(evaluator: Evaluator, results: list[ModelResult], out: Path) -> None:
-    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files; a listing
-    writes its rows itself."""
-    axis = evaluator.axis
+    """EVAL/MODEL.json for each model, EVAL.csv, EVAL.png, and an evaluator's own files.
+
+    A listing writes its rows itself.
+    """
     for result in results:
-        fields = {
-            f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "cells"
-        }
-        if isinstance(evaluator, Listing):
-            fields.pop("rows")
-        content = {"label": fields.pop("label"), axis.trained: fields.pop("trained_at"), **fields}
-        facts = {"evaluator": evaluator.name, "version": evaluator.version}
-        facts["settings"] = dataclasses.asdict(evaluator.settings)
-        write_json(out / evaluator.name / f"{file_safe(result.label)}.json", facts | content)
+        path = out / evaluator.name / f"{file_safe(result.label)}.json"
+        write_json(path, _contents(evaluator, result))
     if not isinstance(evaluator, Listing):
-        models = (
-            {"model": r.label, "method": r.method, axis.trained: r.trained_at} for r in results
-        )
-        rows = [
-            model | row
-            for model, result in zip(models, results, strict=True)
-            for row in result.rows
-        ]
+        rows = []
+        for result in results:
+            model = {
+                "model": result.label,
+                "method": result.method,
+                evaluator.axis.trained: result.trained_at,
+            }
+            rows += [model | row for row in result.rows]
         write_table(out / f"{evaluator.name}.csv", rows)
     evaluator.draw(results, out / f"{evaluator.name}.png")
     evaluator.write(results, out)
 
 
+def _contents(evaluator: Evaluator, result: ModelResult) -> Row:
+    """What the JSON file of a result says."""
+    contents = {
+        "evaluator": evaluator.name,
+        "version": evaluator.version,
+        "settings": dataclasses.asdict(evaluator.settings),
+        "label": result.label,
+        evaluator.axis.trained: result.trained_at,
+    }
+    omitted = {"label", "trained_at", "cells"}
+    if isinstance(evaluator, Listing):
+        omitted.add("rows")
+    for field in dataclasses.fields(result):
+        if field.name not in omitted:
+            contents[field.name] = getattr(result, field.name)
+    return contents
+
+
 def print_results(evaluator: Evaluator, results: list[ModelResult]) -> None:
-    """A row for each model and score, a column for each place on the axis; then what the evaluator
-    shows itself."""
-    if line := evaluator.measured(results):
+    """Print the tables of an evaluation, then what the evaluator shows itself.
+
+    A table of numbers has a row for each model and score, and a column for each place on the axis.
+    """
+    line = evaluator.measured(results)
+    if line:
         console.print(line, soft_wrap=True)
     if not isinstance(evaluator, Listing):
         axis = evaluator.axis.column
         means = mean_of_seeds(results, axis)
         points = list(dict.fromkeys(row[axis] for result in means for row in result.rows))
         if any(isinstance(point, str) for point in points):
-            for score in (score for score in evaluator.scores if score.tabled):
-                _print_names(evaluator, means, points, score)
+            for score in evaluator.scores:
+                if score.tabled:
+                    _print_names(evaluator, means, points, score)
         else:
             _print_numbers(evaluator, means, sorted(points))
     evaluator.show(results, console)
 
 
 def _print_numbers(evaluator: Evaluator, results: list[ModelResult], points: list[Place]) -> None:
-    pooled = any(isinstance(result, SeedMean) for result in results)
-    seeds = "; mean ± standard deviation over seeds" if pooled else ""
-    table = result_table(f"{evaluator.name}: {evaluator.summary}{seeds}")
-    table.add_column("model", overflow="fold", min_width=7)  # never squeezed out by many columns
+    """A row for each model and score, a column for each place."""
+    title = f"{evaluator.name}: {evaluator.summary}"
+    if any(isinstance(result, SeedMean) for result in results):
+        title += "; mean ± standard deviation over seeds"
+    table = result_table(title)
+    # Many columns must not squeeze the names out.
+    table.add_column("model", overflow="fold", min_width=7)
     table.add_column("score", style="dim", no_wrap=True)
-    for point in points:  # numbers are never cut; on a narrow terminal names wrap
+    for point in points:
+        # Numbers are never cut; on a narrow terminal names wrap.
         table.add_column(evaluator.axis.tick(point), justify="right", no_wrap=True, min_width=5)
     for result, name in zip(results, short_names(results), strict=True):
         if isinstance(result, SeedMean):
             name += f" ({result.seeds} seeds)"
-        scores = [
-            score
-            for score in evaluator.scores
-            if score.tabled
-            and any(
-                row.get(score.column) if score.exception else score.column in row
-                for row in result.rows
-            )
-        ]
-        for k, score in enumerate(scores):
-            shown = [_value(result, evaluator.axis.column, point, score) for point in points]
-            table.add_row(
-                name if k == 0 else "", score.column, *shown, end_section=k + 1 == len(scores)
-            )
+        scores = [score for score in evaluator.scores if _has_score(result, score)]
+        for index, score in enumerate(scores):
+            values = [_value(result, evaluator.axis.column, point, score) for point in points]
+            is_last = index + 1 == len(scores)
+            table.add_row("" if index else name, score.column, *values, end_section=is_last)
     console.print(table)
+
+
+def _has_score(result: ModelResult, score: Score) -> bool:
+    """Whether a table shows a score of a result; a count of exceptions only where there are any."""
+    if not score.tabled:
+        return False
+    if score.exception:
+        return any(row.get(score.column) for row in result.rows)
+    return any(score.column in row for row in result.rows)
 
 
 def print_paired(evaluator: Evaluator, rows: Sequence[Row]) -> None:
@@ -140,42 +171,52 @@ def _print_names(
     evaluator: Evaluator, results: list[ModelResult], points: list[Place], score: Score
 ) -> None:
     """A row for each name on the axis, a column for each model."""
-    results = [
-        result
-        for result in results
-        if any(row.get(score.column) is not None for row in result.rows)
-    ]
+    column = score.column
+    results = [r for r in results if any(row.get(column) is not None for row in r.rows)]
     names = short_names(results)
-    for part in slices(len(results), max(1, (console.width - 26) // 14)):
-        table = result_table(f"{evaluator.name}: {score.column}")
+    # A column takes about 14 characters, the names on the axis up to 26.
+    columns = max(1, (console.width - 26) // 14)
+    for part in slices(len(results), columns):
+        table = result_table(f"{evaluator.name}: {column}")
         table.add_column(evaluator.axis.column, overflow="fold")
         for name in names[part]:
             table.add_column(name, justify="right", overflow="fold", min_width=7)
         for point in points:
-            shown = (
-                _value(result, evaluator.axis.column, point, score) for result in results[part]
-            )
-            table.add_row(str(point), *shown)
+            values = [_value(r, evaluator.axis.column, point, score) for r in results[part]]
+            table.add_row(str(point), *values)
         console.print(table)
 
 
 def _value(result: ModelResult, axis: str, point: Place, score: Score) -> str:
-    mean = _at(result.rows, axis, point, score)
+    """A score at a place of the axis as text, of several seeds with its deviation."""
+    mean = _score_at(result.rows, axis, point, score)
     if mean is None:
         return ""
     if score.exception:
         return f"{mean:g}"
-    deviation = _at(result.deviation, axis, point, score) if isinstance(result, SeedMean) else None
-    if deviation is None or math.isnan(deviation):
-        return _short(mean)
-    return f"{_short(mean)}\n±{_short(deviation, like=mean)}"  # under it, so that narrow terminals hold both
+    decimals = _decimals(mean)
+    text = f"{mean:,.{decimals}f}"
+    if isinstance(result, SeedMean):
+        deviation = _score_at(result.deviation, axis, point, score)
+        if deviation is not None and not math.isnan(deviation):
+            # On a line of its own, so that narrow terminals hold both.
+            text += f"\n±{deviation:,.{decimals}f}"
+    return text
 
 
-def _at(rows: Sequence[Row], axis: str, point: Place, score: Score) -> float | None:
-    return next((row.get(score.column) for row in rows if row[axis] == point), None)
+def _score_at(rows: Sequence[Row], axis: str, point: Place, score: Score) -> float | None:
+    """A score at a place of the axis; None where it was not measured."""
+    for row in rows:
+        if row[axis] == point:
+            return row.get(score.column)
+    return None
 
 
-def _short(value: float, *, like: float | None = None) -> str:
-    """Four figures or so; as many decimals as `like` would get."""
-    size = abs(value if like is None else like)
-    return f"{value:,.{3 if size < 10 else 2 if size < 100 else 0}f}"
+def _decimals(value: float) -> int:
+    """As many as give a value about four figures."""
+    size = abs(value)
+    if size < 10:
+        return 3
+    if size < 100:
+        return 2
+    return 0

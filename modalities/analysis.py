@@ -1,5 +1,4 @@
-"""A window into attention: weights, and what of them is the prior's and what the content's, for
-asked rows, exactly.
+"""Exact attention weights of chosen rows, and how prior and content share in them.
 
 With content logits s = ⟨q_i, k_j⟩/√d_c and the log-prior K, both times the row scale (SSMax), over
 the keys that row i sees:
@@ -31,7 +30,8 @@ from zoo.priors.tables import bias_block
 
 __all__ = ["Analysis", "analyse", "analyse_call"]
 
-LOGITS = 1 << 22  # of a block of rows: 32 MiB each of content, prior and weights
+# Logits of a block of rows: 32 MiB each of content, prior and weights.
+LOGITS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def analyse(
     Raises:
         ValueError: for rows or spans that the model or its input does not have.
     """
-    layers: list[Analysis] = []  # which attend in order
+    # Layers attend in order.
+    layers: list[Analysis] = []
 
     def see(call: AttentionCall) -> None:
         layer = len(layers)
@@ -131,45 +132,53 @@ def analyse_call(
     num_heads = call.q.shape[1]
     queries = call.num_queries
     keys = call.num_keys
-    chosen = list(range(queries)) if rows is None else [n + queries if n < 0 else n for n in rows]
-    if not chosen or any(not 0 <= n < queries for n in chosen):
+    numbers = list(range(queries))
+    if rows is not None:
+        numbers = [n + queries if n < 0 else n for n in rows]
+    if not numbers or any(not 0 <= n < queries for n in numbers):
         raise ValueError(f"rows {list(rows or [])}: expected some of 0 to {queries - 1}")
     marked = torch.zeros(len(spans), keys, dtype=torch.float64, device=call.q.device)
     for n, (start, stop) in enumerate(spans):
         if not 0 <= start < stop <= keys:
             raise ValueError(f"span ({start}, {stop}) is not within the {keys} keys")
         marked[n, start:stop] = 1
-    at = torch.arange(keys, dtype=torch.float64, device=call.q.device)
-    parts: dict[str, list[Tensor]] = {}
-    for start, stop in _runs(chosen, max(1, LOGITS // (len(call.q) * num_heads * keys))):
+    key_positions = torch.arange(keys, dtype=torch.float64, device=call.q.device)
+    blocks: dict[str, list[Tensor]] = {}
+    rows_at_once = max(1, LOGITS // (len(call.q) * num_heads * keys))
+    for start, stop in _runs(numbers, rows_at_once):
         content, prior = _logits(call, start, stop)
-        if (mask := visible(call, start, stop)) is not None:
-            content, prior = (x.masked_fill(~mask, -math.inf) for x in (content, prior))
-        away = (at[call.offset + start : call.offset + stop, None] - at).abs()
-        # the first key of a row's document
-        sinks = torch.zeros(1, stop - start, dtype=torch.int64, device=call.q.device)
-        if call.segments is not None:
-            documents = call.segments[:, call.offset + start : call.offset + stop, None]
-            sinks = (documents == call.segments[:, None]).int().argmax(-1)
-        measured = _measure(content, prior, sinks[:, None, :, None], marked, away)
+        mask = visible(call, start, stop)
+        if mask is not None:
+            content = content.masked_fill(~mask, -math.inf)
+            prior = prior.masked_fill(~mask, -math.inf)
+        block = slice(call.offset + start, call.offset + stop)
+        distance = (key_positions[block, None] - key_positions).abs()
+        measures = _measure(content, prior, _sinks(call, block), marked, distance)
         if full:
-            measured["weights"] = (
-                (content + prior).softmax(-1).masked_fill(measured["seen"][..., None] == 0, 0.0)
-            )
-        for name, value in measured.items():
-            parts.setdefault(name, []).append(value.cpu())
-    return Analysis(
-        layer,
-        torch.tensor(chosen),
-        **{name: torch.cat(values, dim=2) for name, values in parts.items()},
-    )
+            empty = measures["seen"][..., None] == 0
+            measures["weights"] = (content + prior).softmax(-1).masked_fill(empty, 0.0)
+        for name, value in measures.items():
+            blocks.setdefault(name, []).append(value.cpu())
+    fields = {name: torch.cat(values, dim=2) for name, values in blocks.items()}
+    return Analysis(layer, torch.tensor(numbers), **fields)
+
+
+def _sinks(call: AttentionCall, block: slice) -> Tensor:
+    """(B or 1, 1, r, 1) int64, the first key of the document of each position in `block`."""
+    if call.segments is None:
+        rows = block.stop - block.start
+        return torch.zeros(1, 1, rows, 1, dtype=torch.int64, device=call.q.device)
+    same_document = call.segments[:, block, None] == call.segments[:, None]
+    # Of equal values argmax takes the first.
+    return same_document.int().argmax(-1)[:, None, :, None]
 
 
 def _runs(rows: Sequence[int], size: int) -> Iterator[tuple[int, int]]:
     """[start, stop) of neighbouring rows, at most `size` at a time, in the order asked for."""
     start = 0
     for n in range(1, len(rows) + 1):
-        if n == len(rows) or rows[n] != rows[n - 1] + 1 or n - start == size:
+        run_ends = n == len(rows) or rows[n] != rows[n - 1] + 1
+        if run_ends or n - start == size:
             yield rows[start], rows[n - 1] + 1
             start = n
 
@@ -179,65 +188,71 @@ def _logits(call: AttentionCall, start: int, stop: int) -> tuple[Tensor, Tensor]
     nothing hidden."""
     num_heads = call.q.shape[1]
     width = call.q.shape[-1]
+    rows = slice(start, stop)
+    # A cache may hold lanes before the columns of the content.
     k = repeat_heads(call.k, num_heads).double()
-    content = (
-        call.q[:, :, start:stop].double() @ k[..., -width:].transpose(-1, -2) / math.sqrt(width)
-    )
+    k_lanes = k[..., :-width]
+    k_content = k[..., -width:]
+    content = call.q[:, :, rows].double() @ k_content.transpose(-1, -2) / math.sqrt(width)
     prior = torch.zeros_like(content)
-    if call.terms.q_lanes is not None:
-        k_lanes = k[..., :-width] if call.terms.k_lanes is None else call.terms.k_lanes.double()
-        prior = prior + call.terms.q_lanes[:, :, start:stop].double() @ k_lanes.transpose(-1, -2)
+    terms = call.terms
+    if terms.q_lanes is not None:
+        if terms.k_lanes is not None:
+            k_lanes = terms.k_lanes.double()
+        prior = prior + terms.q_lanes[:, :, rows].double() @ k_lanes.transpose(-1, -2)
     if call.table is not None:
         prior = prior + call.table.unroll().rows(start, stop, call.num_keys).double()
-    if call.terms.bias is not None:
-        prior = (
-            prior
-            + bias_block(call.terms.bias, slice(None), slice(start, stop), call.num_keys).double()
-        )
+    if terms.bias is not None:
+        prior = prior + bias_block(terms.bias, slice(None), rows, call.num_keys).double()
     if call.sinks:
-        prior = exempt_sinks(call, prior, slice(None), slice(start, stop))
+        prior = exempt_sinks(call, prior, slice(None), rows)
     if call.query_scale is not None:
-        scale = call.query_scale[:, :, start:stop, None].double()
+        scale = call.query_scale[:, :, rows, None].double()
         content = content * scale
         prior = prior * scale
     return content, prior
 
 
 def _measure(
-    content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, away: Tensor
+    content: Tensor, prior: Tensor, sinks: Tensor, marked: Tensor, distance: Tensor
 ) -> dict[str, Tensor]:
-    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞, marked spans (n, S)
-    and distances (r, S)."""
+    """The measures of `Analysis` from logits (B, H, r, S), hidden keys at −∞; sinks (B or 1, 1, r,
+    1), marked spans (n, S) and distances (r, S)."""
     logits = content + prior
-    log_p, log_prior, log_content = (x.log_softmax(-1) for x in (logits, prior, content))
+    log_p = logits.log_softmax(-1)
+    log_prior = prior.log_softmax(-1)
+    log_content = content.log_softmax(-1)
     seen = logits > -math.inf
-    p = log_p.exp().masked_fill(~seen, 0.0)
     empty = ~seen.any(-1)
+    p = log_p.exp().masked_fill(~seen, 0.0)
     gain = (log_p - log_prior).masked_fill(~seen, 0.0)
-    at = sinks.expand(*logits.shape[:3], 1)
-    shown = seen.gather(-1, at)
-    other = logits.scatter(-1, at, -math.inf).max(-1, keepdim=True)
+    lowest_content = content.masked_fill(~seen, math.inf).amin(-1)
+    log_products = (log_content + log_prior).masked_fill(~seen, -math.inf)
+
+    sink = sinks.expand(*logits.shape[:3], 1)
+    sink_seen = seen.gather(-1, sink)
+    other = logits.scatter(-1, sink, -math.inf).max(-1, keepdim=True)
+    other_seen = other.values > -math.inf
 
     def margin(values: Tensor) -> Tensor:
-        return (values.gather(-1, at) - values.gather(-1, other.indices)).where(
-            other.values > -math.inf, math.inf
-        )
+        difference = values.gather(-1, sink) - values.gather(-1, other.indices)
+        return difference.where(other_seen, math.inf)
 
-    of_sink = {
-        "sink_mass": p.gather(-1, at),
+    row_measures = {
+        "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
+        "divergence": (p * gain).sum(-1),
+        "content_range": content.amax(-1) - lowest_content,
+        "log_z": -log_products.logsumexp(-1),
+        "distance": (p * distance).sum(-1),
+    }
+    sink_measures = {
+        "sink_mass": p.gather(-1, sink),
         "content_margin": margin(content),
         "prior_margin": margin(prior),
     }
-    of_row = {
-        "entropy": -(p * log_p.masked_fill(~seen, 0.0)).sum(-1),
-        "divergence": (p * gain).sum(-1),
-        "content_range": content.amax(-1) - content.masked_fill(~seen, math.inf).amin(-1),
-        "log_z": -(log_content + log_prior).masked_fill(~seen, -math.inf).logsumexp(-1),
-    }
-    return {
-        "seen": seen.sum(-1).double(),
-        **{name: value.masked_fill(empty, math.nan) for name, value in of_row.items()},
-        **{name: value.where(shown, math.nan)[..., 0] for name, value in of_sink.items()},
-        "mass": p @ marked.T,
-        "distance": (p * away).sum(-1).masked_fill(empty, math.nan),
-    }
+    measures = {"seen": seen.sum(-1).double(), "mass": p @ marked.T}
+    for name, value in row_measures.items():
+        measures[name] = value.masked_fill(empty, math.nan)
+    for name, value in sink_measures.items():
+        measures[name] = value.where(sink_seen, math.nan)[..., 0]
+    return measures

@@ -13,16 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Parameters of mallopt, from malloc.h.
+M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD = -1
+
 
 def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, width: int) -> float:
     """Numbers of `width` bytes that one token keeps for the backward pass. A block keeps 8·dim
     (norms, q, k, v, heads' output) + `hidden` (MLP). A recomputed block keeps 2·dim, and the
     backward pass adds one block. In float32 (CPU) the 8 is 16, because heads are copied and norms
     are not fused, and the backward pass adds 1.5 blocks."""
-    block = (16 if width == 4 else 8) * dim + hidden
-    return layers * (2 * dim if recomputed else block) + block * (
-        1.5 if width == 4 else float(recomputed)
-    )
+    float32 = width == 4
+    block = (16 if float32 else 8) * dim + hidden
+    layer = 2 * dim if recomputed else block
+    backward = 1.5 if float32 else float(recomputed)
+    return layers * layer + block * backward
 
 
 class Meter:
@@ -44,7 +49,8 @@ class Meter:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)
         elif self.peak_bytes is not None:
-            _glibc("malloc_trim", 0)  # so that pages that are used again count as new ones do
+            # So that pages that are used again count as new ones do.
+            _glibc("malloc_trim", 0)
             _reset_peak()
             self._before = _bytes_of("VmRSS")
         self._started = time.perf_counter()
@@ -55,8 +61,10 @@ class Meter:
             torch.cuda.synchronize(self.device)
         self.seconds += time.perf_counter() - self._started
         if self.peak_bytes is not None:
-            cuda = self.device.type == "cuda"
-            highest = torch.cuda.max_memory_allocated(self.device) if cuda else _bytes_of("VmHWM")
+            if self.device.type == "cuda":
+                highest = torch.cuda.max_memory_allocated(self.device)
+            else:
+                highest = _bytes_of("VmHWM")
             self.peak_bytes = max(self.peak_bytes, highest - self._before)
 
 
@@ -85,15 +93,18 @@ def keep_freed_tensors(below: int) -> None:
     the system: glibc only. With 32 MiB a step of `vision.ggd2d_tiny` makes no new pages, which took
     3 to 10% of it. With 1 MiB a step of SmolLM2 on 2,048 tokens takes 1 GiB instead of 2.9, in the
     same time. If no tensor was made before, those of 2 MiB get large pages."""
-    os.environ.setdefault(
-        "THP_MEM_ALLOC_ENABLE", "1"
-    )  # torch reads it once, at its first tensor on the CPU
-    _glibc("mallopt", -3, below)  # M_MMAP_THRESHOLD
-    _glibc("mallopt", -1, 32 * below)  # M_TRIM_THRESHOLD
+    # torch reads it once, at its first tensor on the CPU.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    _glibc("mallopt", M_MMAP_THRESHOLD, below)
+    _glibc("mallopt", M_TRIM_THRESHOLD, 32 * below)
 
 
 def _glibc(name: str, *arguments: int) -> None:
-    if sys.platform == "linux" and (function := getattr(ctypes.CDLL(None), name, None)) is not None:
+    """Call a function of glibc where the system has it."""
+    if sys.platform != "linux":
+        return
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
         function(*arguments)
 
 
@@ -119,9 +130,8 @@ class Readout:
         """Start the copy of (n,) numbers to the host."""
         self.numbers = numbers
         if self.on_cuda:
-            self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(
-                numbers, non_blocking=True
-            )
+            pinned = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self.numbers = pinned.copy_(numbers, non_blocking=True)
         self.ended = self._now()
 
     def read(self) -> tuple[list[float], float]:

@@ -30,25 +30,25 @@ def start_weights(model: nn.Module, start: str, *, depth: int) -> None:
     """
     if start == "torch":
         return
-    of_priors = {
-        id(layer)
-        for prior in model.modules()
-        if isinstance(prior, Prior)
-        for layer in prior.modules()
-    }
+    inside_priors: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, Prior):
+            inside_priors.update(module.modules())
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and id(layer) not in of_priors:
-            std = deviation(start, layer.in_features)
-            if start != "normal" and name.endswith((".out", ".down")):
-                std /= math.sqrt(2 * depth)
-            nn.init.normal_(layer.weight, std=std)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        if not isinstance(layer, nn.Linear) or layer in inside_priors:
+            continue
+        std = deviation(start, layer.in_features)
+        if start != "normal" and name.endswith((".out", ".down")):
+            std /= math.sqrt(2 * depth)
+        nn.init.normal_(layer.weight, std=std)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 def deviation(start: str, fan_in: int) -> float:
     """The standard deviation of a layer's weights at the start, or of an embedding with `fan_in`
     columns."""
+    # torch's embeddings have deviation 1; its layers are uniform.
     if start == "torch":
-        return 1.0  # embeddings; layers are uniform
+        return 1.0
     return math.sqrt(2 / (5 * fan_in)) if start == "small" else 0.02

@@ -23,11 +23,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from zoo.attention.masks import single_documents
 
 Batch = dict[str, torch.Tensor]
-Arrays = Mapping[str, torch.Tensor | np.ndarray]  # a batch as it comes from a worker
-State = dict[str, Any]  # JSON values
-Events = list[Any]  # conversions, skips and replacements of samples, for the loader's report
-MOST_WORKERS = 1024  # processes that fetch for one rank
+# A batch as it comes from a worker.
+Arrays = Mapping[str, torch.Tensor | np.ndarray]
+# JSON values.
+State = dict[str, Any]
+# Conversions, skips and replacements of samples, for the loader's report.
+Events = list[Any]
+# Processes that fetch for one rank.
+MOST_WORKERS = 1024
+# 2^64 divided by the golden ratio: the increment of splitmix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# Of the Feistel network in `permuted`.
 _ROUNDS = 4
 
 
@@ -111,14 +117,17 @@ class _Loader(Generic[S]):
     def check_state(self, state: State) -> None:
         for key, value in self.identity().items():
             if state.get(key) != value:
-                raise ValueError(
-                    f"data state has {key}={state.get(key)!r}, the loader {value!r}: samples would differ"
-                )
+                difference = f"{key}={state.get(key)!r}, the loader {value!r}"
+                raise ValueError(f"data state has {difference}: samples would differ")
 
     def fetch(self, data: Any, numbers: Iterator[list[int]] | None = None) -> DataLoader:
         """What `data` gives, tuples from worker processes, without torch's conversion of arrays."""
         return DataLoader(
-            data, None, sampler=numbers, num_workers=self.num_workers, collate_fn=tuple
+            data,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=self.num_workers,
+            collate_fn=tuple,
         )
 
     def received(self, batch: Arrays, events: Events) -> Batch:
@@ -128,8 +137,8 @@ class _Loader(Generic[S]):
 
 
 class IndexedLoader(_Loader[Samples]):
-    """Batches of samples with numbers for one rank: micro-batch k of rank r holds samples start
-    + (k·B + b)·world + r, b < B.
+    """Batches of samples with numbers for one rank: micro-batch k of rank r holds samples
+    start + (k·B + b)·world + r, b < B.
 
     So the global batch of any step is one run of consecutive samples, and the world size, the
     micro-batch and the number of workers may change between saving and resuming; the state is the
@@ -158,11 +167,9 @@ class IndexedLoader(_Loader[Samples]):
 
     def _numbers(self, start: int) -> Iterator[list[int]]:
         step = self.micro_batch * self.world
-        for first in (
-            itertools.count(start, step)
-            if self.source.size is None
-            else range(start, self.source.size, step)
-        ):
+        size = self.source.size
+        starts = itertools.count(start, step) if size is None else range(start, size, step)
+        for first in starts:
             yield list(range(first + self.rank, first + step, self.world))
 
     def state_dict(self) -> State:
@@ -185,8 +192,10 @@ class StreamLoader(_Loader[Stream]):
     def __init__(self, source: Stream, micro_batch: int, **share: int) -> None:
         super().__init__(source, micro_batch, **share)
         self.workers = max(1, self.num_workers)
-        self.batches = 0  # yielded
-        self.states: State = {}  # of each worker's sequence after its last batch
+        # How many were yielded.
+        self.batches = 0
+        # Of each worker's sequence after its last batch.
+        self.states: State = {}
 
     def __iter__(self) -> Iterator[Batch]:
         for worker, batch, events, state in self.fetch(_StreamBatches(self)):
@@ -196,20 +205,26 @@ class StreamLoader(_Loader[Stream]):
             yield self.received(batch, events)
 
     def identity(self) -> State:
-        share = {"world": self.world, "workers": self.workers, "micro_batch": self.micro_batch}
-        return {**self.source.identity(), **share}
+        return {
+            **self.source.identity(),
+            "world": self.world,
+            "workers": self.workers,
+            "micro_batch": self.micro_batch,
+        }
 
     def state_dict(self) -> State:
         """Batches yielded, and per worker the state of its sequence where the stream has one."""
-        states = {"states": copy.deepcopy(self.states), "rank": self.rank} if self.states else {}
-        return {"batches": self.batches, **states, **self.identity()}
+        state: State = {"batches": self.batches}
+        if self.states:
+            state["states"] = copy.deepcopy(self.states)
+            state["rank"] = self.rank
+        return state | self.identity()
 
     def load_state_dict(self, state: State) -> None:
         self.check_state(state)
         if state.get("rank", self.rank) != self.rank:
-            raise ValueError(
-                f"data state has rank={state['rank']}, this loader {self.rank}: samples would differ"
-            )
+            difference = f"rank={state['rank']}, this loader {self.rank}"
+            raise ValueError(f"data state has {difference}: samples would differ")
         self.batches = int(state["batches"])
         self.states = copy.deepcopy(state.get("states", {}))
 
@@ -229,13 +244,14 @@ class _StreamBatches(IterableDataset):
         # A DataLoader reads its workers round-robin from worker 0. After a resume, worker 0 takes
         # the sequence that is next, and the others those after it.
         info = get_worker_info()
-        worker = ((info.id if info else 0) + self.batches) % self.workers
-        done = -(-(self.batches - worker) // self.workers)  # of this worker's sequence
+        place = info.id if info else 0
+        worker = (place + self.batches) % self.workers
+        # Batches of this worker's sequence: (batches − worker) / workers, rounded up.
+        done = -(-(self.batches - worker) // self.workers)
         slot = self.rank * self.workers + worker
         slots = self.world * self.workers
-        for batch, events, state in self.source.batches(
-            slot, slots, done, self.states.get(str(worker))
-        ):
+        last_state = self.states.get(str(worker))
+        for batch, events, state in self.source.batches(slot, slots, done, last_state):
             yield worker, batch, events, state
 
 
@@ -299,59 +315,65 @@ class RowBatches(Dataset):
 
     def __getitem__(self, numbers: Sequence[int]) -> tuple[Arrays, Events]:
         inside = [number for number in numbers if self.size is None or number < self.size]
-        read = getattr(self.rows, "__getitems__", None)
-        rows = (
-            (read(inside) if inside else []) if read else [self.rows[number] for number in inside]
-        )
-        batch = collate(rows + [self.rows.padding_row() for _ in range(len(numbers) - len(inside))])
+        rows = self._read(inside) if inside else []
+        for _ in range(len(numbers) - len(inside)):
+            rows.append(self.rows.padding_row())
+        batch = collate(rows)
         if get_worker_info() is None:
             return batch, []
         # From a worker, torch would move each tensor into a shared memory of its own, which costs
         # several times what a batch of short rows takes to make; arrays go through a pipe.
         return {name: tensor.numpy() for name, tensor in batch.items()}, []
 
+    def _read(self, numbers: list[int]) -> list[Batch]:
+        read_all = getattr(self.rows, "__getitems__", None)
+        if read_all is not None:
+            return list(read_all(numbers))
+        return [self.rows[number] for number in numbers]
+
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
     """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows
-    "packed" says whether any has
-    several documents, or one and padding: a loss would have to wait for the device to read it off
-    the segments there."""
-    packed = (
-        {"packed": not bool(single_documents(batch["segments"]).all())}
-        if "segments" in batch
-        else {}
-    )
-    if torch.device(device).type == "cuda":
-        batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
-    return cast(
-        Batch,
-        {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()} | packed,
-    )
+    "packed" says whether any has several documents, or one and padding: a loss would have to wait
+    for the device to read it off the segments there."""
+    on_cuda = torch.device(device).type == "cuda"
+    moved: dict[str, Any] = {}
+    for name, tensor in batch.items():
+        if on_cuda:
+            tensor = tensor.pin_memory()
+        moved[name] = tensor.to(device, non_blocking=True)
+    if "segments" in batch:
+        moved["packed"] = not bool(single_documents(batch["segments"]).all())
+    return moved
 
 
 def collate(rows: list[Batch]) -> Batch:
     """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if
     another row has them."""
     if any("weights" in row for row in rows):
-        rows = [
-            row if "weights" in row else row | {"weights": torch.ones(len(row["tokens"]))}
-            for row in rows
-        ]
-    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+        rows = [_with_weights(row) for row in rows]
+    batch = {}
+    for key in rows[0]:
+        batch[key] = torch.stack([row[key] for row in rows])
+    return batch
+
+
+def _with_weights(row: Batch) -> Batch:
+    if "weights" in row:
+        return row
+    return row | {"weights": torch.ones(len(row["tokens"]))}
 
 
 def hash64(*words: int | np.ndarray) -> np.ndarray:
     """64 pseudo-random bits (N,) of integers, some of them arrays (N,): splitmix64's finalizer
     after each word."""
-    state = np.zeros(
-        1, np.uint64
-    )  # arrays, because numpy warns when scalars overflow, as they do here by design
+    # Arrays, because numpy warns when scalars overflow, as they do here by design.
+    state = np.zeros(1, np.uint64)
     for word in words:
-        bits = (
-            word.astype(np.uint64)
-            if isinstance(word, np.ndarray)
-            else np.array([word % 2**64], np.uint64)
-        )
+        if isinstance(word, np.ndarray):
+            bits = word.astype(np.uint64)
+        else:
+            bits = np.array([word % 2**64], np.uint64)
         state = (state ^ bits) + _GOLDEN
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -363,16 +385,18 @@ def permuted(index: np.ndarray, size: int, *key: int | np.ndarray) -> np.ndarray
     """Where a random permutation of 0..size−1, chosen by `key`, sends each index: (N,) int64 → (N,)
     int64, in O(1) memory. A Feistel network permutes the next even power of two; results outside go
     through it again (cycle walking)."""
+    # Bits of each half of a number: those of size − 1, in two halves, rounded up.
     half = np.uint64(max(1, (int(size - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = [np.broadcast_to(hash64(*key, round_), index.shape) for round_ in range(_ROUNDS)]
-    places = index.astype(np.uint64)
-    outside = np.arange(len(places))
+    images = index.astype(np.uint64)
+    outside = np.arange(len(images))
     while len(outside):
-        left = places[outside] >> half
-        right = places[outside] & mask
+        left = images[outside] >> half
+        right = images[outside] & mask
         for round_key in keys:
-            left, right = right, left ^ (hash64(round_key[outside] ^ right) & mask)
-        places[outside] = (left << half) | right
-        outside = outside[places[outside] >= size]
-    return places.astype(np.int64)
+            hashed = hash64(round_key[outside] ^ right) & mask
+            left, right = right, left ^ hashed
+        images[outside] = (left << half) | right
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)

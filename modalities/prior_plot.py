@@ -7,7 +7,7 @@ import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 import typer
@@ -22,19 +22,26 @@ from zoo.model import ZooModel
 from zoo.plugins import import_named
 from zoo.positions import Positions
 
-FLOOR = -12.0  # lower end of a scale: exp(−12) = 6e-6 of the best key's weight
-LEAST_RANGE = (
-    0.1  # nats on the colour scale of a map, so that noise around 0 does not look like structure
-)
-CURVE_LENGTH = 1024  # tokens of the curves of `prior_curves`
-RETRIEVAL = "#D55E00"  # Okabe and Ito's vermilion, of heads that look away from the query
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Lower end of a scale: exp(−12) = 6e-6 of the best key's weight.
+FLOOR = -12.0
+# Nats on the colour scale of a map, so that noise around 0 does not look like structure.
+LEAST_RANGE = 0.1
+# Tokens of the curves of `prior_curves`.
+CURVE_LENGTH = 1024
+# Okabe and Ito's vermilion, of heads that look away from the query.
+RETRIEVAL = "#D55E00"
 
 
 def retrieval_heads(layer: Attention) -> list[bool]:
     """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned
     round."""
-    turned = None if layer.ssmax is None or not layer.scale_prior else layer.ssmax.scales() < 0
-    return layer.prior.retrieval_heads(turned).tolist()
+    negated = None
+    if layer.ssmax is not None and layer.scale_prior:
+        negated = layer.ssmax.scales() < 0
+    return layer.prior.retrieval_heads(negated).tolist()
 
 
 def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal: bool) -> Tensor:
@@ -52,7 +59,8 @@ def layer_priors(model: ZooModel) -> list[Attention]:
     attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
     if all(attention.prior.is_zero for attention in attentions):
         raise ValueError(
-            "this model's log-prior is 0: its method acts on queries, keys or embeddings, or it has none"
+            "this model's log-prior is 0: "
+            "its method acts on queries, keys or embeddings, or it has none"
         )
     if any(attention.prior.depends_on_content for attention in attentions):
         raise ValueError("this model's log-prior depends on its input, so it has no fixed curve")
@@ -99,42 +107,47 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
     """
     priors = layer_priors(model)
     if model.train_positions().is_grid:
-        height, width = model.config.train_size
-        positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
-        rows, columns = positions.shape
-        dy = torch.arange(rows)[:, None] - rows // 2
-        dx = torch.arange(columns) - columns // 2
-        at, group = torch.hypot(dy.double(), dx.double()).flatten().unique(return_inverse=True)
-        patches = [centre_log_prior(prior, positions)[0].flatten(1) for prior in priors]
-        curves = [
-            torch.stack([p[:, group == n].mean(-1) for n in range(len(at))], dim=-1)
-            for p in patches
-        ]
-        trained = height // (2 * height // rows)
         unit = "patches"
+        distances, curves, trained = _grid_curves(model, priors)
     else:
-        at = (
-            torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
-            .sub(1)
-            .round()
-            .unique()
-            .long()
-        )
-        curves = [
-            log_prior_curve(prior, CURVE_LENGTH)[:, at.clamp(max=CURVE_LENGTH - 1)]
-            for prior in priors
-        ]
-        trained = model.config.train_context
         unit = "tokens"
-    layers = [
-        [[round(max(v, FLOOR), 3) for v in head] for head in curve.tolist()] for curve in curves
-    ]
+        trained = model.config.train_context
+        exponents = torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
+        distances = exponents.sub(1).round().unique().long()
+        inside = distances.clamp(max=CURVE_LENGTH - 1)
+        curves = [log_prior_curve(prior, CURVE_LENGTH)[:, inside] for prior in priors]
     return {
-        "at": [round(v, 3) for v in at.tolist()],
-        "layers": layers,
+        "at": [round(distance, 3) for distance in distances.tolist()],
+        "layers": [_rounded(curve) for curve in curves],
         "unit": unit,
         "trained": trained,
     }
+
+
+def _grid_curves(model: ZooModel, priors: list[Attention]) -> tuple[Tensor, list[Tensor], int]:
+    """(distances (n,) in patches, curve (H, n) of each layer, patches of the training height)."""
+    height, width = model.config.train_size
+    positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
+    rows, columns = positions.shape
+    dy = torch.arange(rows)[:, None] - rows // 2
+    dx = torch.arange(columns) - columns // 2
+    distance = torch.hypot(dy.double(), dx.double()).flatten()
+    distances, group = distance.unique(return_inverse=True)
+    curves = []
+    for prior in priors:
+        patches = centre_log_prior(prior, positions)[0].flatten(1)
+        means = [patches[:, group == n].mean(-1) for n in range(len(distances))]
+        curves.append(torch.stack(means, dim=-1))
+    pixels_per_patch = 2 * height // rows
+    return distances, curves, height // pixels_per_patch
+
+
+def _rounded(curve: Tensor) -> list[list[float]]:
+    """(H, n) numbers, cut below `FLOOR`."""
+    heads = []
+    for head in curve.tolist():
+        heads.append([round(max(value, FLOOR), 3) for value in head])
+    return heads
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
@@ -147,19 +160,24 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     figure, axes = panels(math.ceil(len(priors) / columns), columns, width=3.6, height=3.2)
     from matplotlib import colormaps
 
-    handles = []  # of the legend: the first layer's heads
+    # Of the legend: the first layer's heads.
+    handles = []
     distance = torch.logspace(0, math.log2(length), 512, base=2).round().long().unique() - 1
     for n, (axis, prior) in enumerate(zip(axes, priors, strict=False)):
-        last = max(prior.num_heads - 1, 1)
+        last_head = max(prior.num_heads - 1, 1)
         curves = log_prior_curve(prior, length)[:, distance]
         for head, (curve, retrieval) in enumerate(zip(curves, retrieval_heads(prior), strict=True)):
-            color = RETRIEVAL if retrieval else colormaps["cividis"](0.9 * head / last)
-            width = 2.6 if retrieval else 1.7
-            style = DASHES[head % 4]
-            axis.plot(distance + 1, curve, color=color, linestyle=style, linewidth=width)
+            color = colormaps["cividis"](0.9 * head / last_head)
+            dashes = DASHES[head % 4]
+            axis.plot(
+                distance + 1,
+                curve,
+                color=RETRIEVAL if retrieval else color,
+                linestyle=dashes,
+                linewidth=2.6 if retrieval else 1.7,
+            )
             if n == 0:
-                color = colormaps["cividis"](0.9 * head / last)
-                handles += axis.plot([], [], color=color, linestyle=style, label=f"head {head}")
+                handles += axis.plot([], [], color=color, linestyle=dashes, label=f"head {head}")
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.set(title=f"layer {n}", ylim=(FLOOR, 0.6), xlabel="distance + 1 (tokens, log₂)")
         axis.tick_params(labelsize=8.5)
@@ -168,14 +186,7 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if trained < length:
-            axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
-            axis.annotate(
-                f"trained at {trained}",
-                (trained, FLOOR),
-                rotation=90,
-                ha="right",
-                fontsize=SMALLEST,
-            )
+            _mark_trained(axis, trained)
     for axis in axes[len(priors) :]:
         axis.set_visible(False)
     handles += axes[0].plot(
@@ -192,6 +203,17 @@ def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None
     save_figure(figure, path)
 
 
+def _mark_trained(axis: Axes, trained: int) -> None:
+    axis.axvline(trained, color="0.35", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+    axis.annotate(
+        f"trained at {trained}",
+        (trained, FLOOR),
+        rotation=90,
+        ha="right",
+        fontsize=SMALLEST,
+    )
+
+
 def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = None) -> None:
     """Write one PNG: a heat map for each head, layers downwards, on one colour scale; framed heads
     look away from the query.
@@ -203,18 +225,19 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
             displacements that training has seen are framed.
     """
     priors = layer_priors(model)
-    pixels = (size, size) if size is not None else model.config.train_size
+    pixels = model.config.train_size if size is None else (size, size)
     positions = model.positions(*pixels)
     trained = model.positions(*model.config.train_size)
     maps = [centre_log_prior(prior, positions) for prior in priors]
-    darkest = max(FLOOR, min(-LEAST_RANGE, *(float(patches.min()) for patches, _ in maps)))
-    (height, width), (least_height, least_width) = positions.shape, trained.shape
+    least = min(float(patches.min()) for patches, _ in maps)
+    darkest = max(FLOOR, min(-LEAST_RANGE, least))
+    height, width = positions.shape
+    trained_height, trained_width = trained.shape
     y = height // 2
     x = width // 2
+    beyond_training = y > trained_height - 1 or x > trained_width - 1
     columns = max(prior.num_heads for prior in priors)
     figure, axes = panels(len(priors), columns, width=1.8, height=1.7 * height / width + 0.3)
-    from matplotlib.patches import Rectangle
-
     for n, (prior, (patches, prefix)) in enumerate(zip(priors, maps, strict=True)):
         for h, retrieval in enumerate(retrieval_heads(prior)):
             axis = axes[n * columns + h]
@@ -223,22 +246,34 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
             axis.set(xticks=[x], yticks=[y], xticklabels=[], yticklabels=[])
             if bool(prefix.any()):
                 axis.set_xlabel(f"prefix {float(prefix[h].mean()):+.2f}", fontsize=7)
-            if y > least_height - 1 or x > least_width - 1:
-                corner = (x - least_width + 0.5, y - least_height + 0.5)
-                extent = (2 * least_width - 1, 2 * least_height - 1)
-                axis.add_patch(
-                    Rectangle(corner, *extent, fill=False, color="white", linestyle="--")
-                )
+            if beyond_training:
+                _frame_trained(axis, x, y, trained_height, trained_width)
             for side in axis.spines.values():
-                side.set(
-                    color=RETRIEVAL if retrieval else "0.4", linewidth=2.2 if retrieval else 0.6
-                )
+                side.set_color(RETRIEVAL if retrieval else "0.4")
+                side.set_linewidth(2.2 if retrieval else 0.6)
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("log-prior − its maximum (nats)")
-    grids = f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; dashed: displacements seen in training"
-    figure.suptitle(
-        f"{title}\nlog-prior of every head from the centre (ticks)\n{grids}", fontsize=8
+    grids = (
+        f"{pixels[0]} × {pixels[1]} pixels, {height} × {width} patches; "
+        "dashed: displacements seen in training"
     )
+    heading = f"{title}\nlog-prior of every head from the centre (ticks)\n{grids}"
+    figure.suptitle(heading, fontsize=8)
     save_figure(figure, path)
+
+
+def _frame_trained(axis: Axes, x: int, y: int, height: int, width: int) -> None:
+    """Frame the displacements from (x, y) that a grid of height × width has."""
+    from matplotlib.patches import Rectangle
+
+    frame = Rectangle(
+        (x - width + 0.5, y - height + 0.5),
+        2 * width - 1,
+        2 * height - 1,
+        fill=False,
+        color="white",
+        linestyle="--",
+    )
+    axis.add_patch(frame)
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -271,9 +306,10 @@ def plot_prior(
         title = name if "." in name else f"{name} (untrained)"
     path = out or Path(f"{Path(name).name}.prior.png")
     grid = model.train_positions().is_grid
-    if (length if grid else size) is not None:
-        wrong, right = ("length", "size, in pixels") if grid else ("size", "length, in tokens")
-        raise ValueError(f"--{wrong} does not apply to this model; use --{right}")
+    if grid and length is not None:
+        raise ValueError("--length does not apply to this model; use --size, in pixels")
+    if not grid and size is not None:
+        raise ValueError("--size does not apply to this model; use --length, in tokens")
     if grid:
         draw_grid_priors(model, title, path, size=size)
     else:

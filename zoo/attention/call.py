@@ -90,52 +90,59 @@ def aligned(call: AttentionCall) -> tuple[AttentionCall, slice]:
     elsewhere = torch.compiler.is_compiling() or call.q.device.type != "cpu"
     if elsewhere or call.terms.q_lanes is None or not call.causal or call.num_queries == 1:
         return call, slice(None)
+    table = call.terms.table
+    if table is not None and table.origin is None:
+        return call, slice(None)
     after = -call.num_keys % ALIGNMENT
     before = min(-(call.num_queries + after) % ALIGNMENT, call.offset)
-    terms = call.terms
-    row_scale = call.query_scale
-    segments = call.segments
-    mask = call.mask
-    bias = terms.bias
-    assert terms.q_lanes is not None
-    table = terms.table
-    if (not before and not after) or (table is not None and table.origin is None):
+    if not before and not after:
         return call, slice(None)
-    queries = (0, 0, before, after)
-    keys = (0, 0, 0, after)
+    row_scale = call.query_scale
+    if row_scale is not None:
+        row_scale = F.pad(row_scale, (before, after), value=1.0)
+    segments = call.segments
+    if segments is not None:
+        segments = torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1)
+    mask = call.mask
+    if mask is not None:
+        mask = F.pad(mask, (0, after, before, after), value=True)
+    padded = replace(
+        call,
+        q=F.pad(call.q, (0, 0, before, after)),
+        k=F.pad(call.k, (0, 0, 0, after)),
+        v=F.pad(call.v, (0, 0, 0, after)),
+        terms=_padded_terms(call, before, after),
+        query_scale=row_scale,
+        segments=segments,
+        mask=mask,
+    )
+    return padded, slice(before, before + call.num_queries)
+
+
+def _padded_terms(call: AttentionCall, before: int, after: int) -> PriorTerms:
+    """A call's terms with so many queries in front, and as many keys as queries at the end."""
+    terms = call.terms
+    assert terms.q_lanes is not None
+    k_lanes = terms.k_lanes
+    if k_lanes is not None:
+        k_lanes = F.pad(k_lanes, (0, 0, 0, after))
+    table = terms.table
     if table is not None:
         assert table.origin is not None
-        line = (
-            Positions.line(call.num_queries + before + after),
-            Positions.line(call.num_keys + after),
-        )
         # The columns that are added are of distances that only padding has.
         table = RelativeTable.line(
-            F.pad(table.table, (before + after, after)), *line, center=table.origin + after
+            F.pad(table.table, (before + after, after)),
+            Positions.line(call.num_queries + before + after),
+            Positions.line(call.num_keys + after),
+            center=table.origin + after,
         )
+    bias = terms.bias
     if isinstance(bias, BlockedBias):
         bias = bias.padded(before, after)
     elif bias is not None:
         bias = F.pad(bias, (0, after, before, after))
-    padded = replace(
-        call,
-        q=F.pad(call.q, queries),
-        k=F.pad(call.k, keys),
-        v=F.pad(call.v, keys),
-        terms=replace(
-            terms,
-            q_lanes=F.pad(terms.q_lanes, queries),
-            k_lanes=None if terms.k_lanes is None else F.pad(terms.k_lanes, keys),
-            table=table,
-            bias=bias,
-        ),
-        query_scale=None if row_scale is None else F.pad(row_scale, (before, after), value=1.0),
-        segments=None
-        if segments is None
-        else torch.cat([segments, segments[:, -1:].expand(-1, after)], dim=1),
-        mask=None if mask is None else F.pad(mask, (0, after, before, after), value=True),
-    )
-    return padded, slice(before, before + call.num_queries)
+    q_lanes = F.pad(terms.q_lanes, (0, 0, before, after))
+    return replace(terms, q_lanes=q_lanes, k_lanes=k_lanes, table=table, bias=bias)
 
 
 def spread_gain(call: AttentionCall) -> AttentionCall:
@@ -148,7 +155,8 @@ def spread_gain(call: AttentionCall) -> AttentionCall:
     wide = torch.promote_types(call.q.dtype, torch.float32)
     with without_autocast(call.q):
         content = call.q.to(wide) @ keys[..., -width:].to(wide).transpose(-1, -2) / math.sqrt(width)
-        added = PriorTerms(bias=(call.terms.gain.dense().to(wide) - 1) * content)
+        factor = call.terms.gain.dense().to(wide)
+        added = PriorTerms(bias=(factor - 1) * content)
     return replace(call, terms=replace(call.terms, gain=None) + added)
 
 

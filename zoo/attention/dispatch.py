@@ -95,11 +95,9 @@ def choose_kernel(
     """
     if call.on_cuda:
         return _choose_on_cuda(call, kernels, warned)
-    if (
-        torch.compiler.is_compiling()
-        or not has_values(call.q)
-        or not (needs_mask(call) or TOEPLITZ.may_skip(call))
-    ):
+    if torch.compiler.is_compiling() or not has_values(call.q):
+        return "sdpa"
+    if not needs_mask(call) and not TOEPLITZ.may_skip(call):
         return "sdpa"
     if call.table is None and not call.sinks and call.num_queries * call.num_keys <= SMALL_MASK:
         return "sdpa"
@@ -113,7 +111,8 @@ def skipping(enabled: bool) -> Iterator[Tally]:
 
     Yields a tally of the logits that calls on the CPU leave out.
     """
-    token = TALLY.set(tally := Tally())
+    tally = Tally()
+    token = TALLY.set(tally)
     skips = SKIPS.set(enabled)
     try:
         yield tally
@@ -128,13 +127,11 @@ def skipped_share(call: AttentionCall) -> float:
     call = replace(call, sinks=0)
     if not call.on_cuda:
         return 0.0 if TOEPLITZ.refuses(call) else TOEPLITZ.skipped_share(call)
+    if call.mask is not None or call.terms.bias is not None or call.dropout:
+        return 0.0
     from zoo.attention.triton import skipped_share
 
-    return (
-        0.0
-        if call.mask is not None or call.terms.bias is not None or call.dropout
-        else skipped_share(call)
-    )
+    return skipped_share(call)
 
 
 class Observer:
@@ -148,7 +145,8 @@ class Observer:
 
     def run(self, call: AttentionCall) -> Tensor:
         self.see(call)
-        return _without_bad_keys(KERNELS[choose_kernel(call)], call).run(call)
+        kernel = KERNELS[choose_kernel(call)]
+        return _without_bad_keys(kernel, call).run(call)
 
 
 def _choose_on_cuda(
@@ -170,10 +168,8 @@ def _choose_on_cuda(
         advice = "kernel='sdpa' takes this path without a warning."
         if call.mask is not None:
             advice = "Causality, windows and documents (segments=) need no such mask."
-        _warn_once(
-            f"attention materialises T × S logits on CUDA, slow and large, because {why}. {advice}",
-            warned,
-        )
+        message = "attention materialises T × S logits on CUDA, slow and large"
+        _warn_once(f"{message}, because {why}. {advice}", warned)
     return "sdpa"
 
 
@@ -229,38 +225,54 @@ def prior_attention(
 
     Raises:
         ValueError: for types, shapes, dtypes, devices or positions that do not fit, an unknown
-        kernel, or one that cannot
-            serve the call.
+            kernel, or one that cannot serve the call.
     """
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
     terms = PriorTerms() if terms is None else terms
     call = AttentionCall(
-        q, k, v, terms, causal, query_scale, segments, window, mask, dropout, sinks
+        q=q,
+        k=k,
+        v=v,
+        terms=terms,
+        causal=causal,
+        query_scale=query_scale,
+        segments=segments,
+        window=window,
+        mask=mask,
+        dropout=dropout,
+        sinks=sinks,
     )
     check_call(call)
     call = spread_gain(call)
     if segments is not None and _hides_nothing(segments):
         call = replace(call, segments=None)
     if sinks and terms == PriorTerms() and window is None:
+        # Nothing hides them.
         call = replace(call, sinks=0)
     if call.sinks and call.segments is not None:
+        # Ids that rise by 1 where a document begins, so that each document has its own sinks.
         call = replace(call, segments=document_starts(call.segments).cumsum(1))
-    if isinstance(kernel, str):
-        name = choose_kernel(call) if kernel == "auto" else kernel
-        if name not in KERNELS:
-            hint = did_you_mean(name, ["auto", *KERNELS])
-            raise ValueError(f"unknown kernel {name!r}; {hint}Known: auto, {', '.join(KERNELS)}")
-        kernel = KERNELS[name]
-    else:
-        name = type(kernel).__name__
-        if not hasattr(kernel, "refuses"):
-            raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
-    if reason := kernel.refuses(call):
+    name, chosen = _find_kernel(kernel, call)
+    reason = chosen.refuses(call)
+    if reason:
         raise ValueError(
             f"kernel {name!r} cannot serve this call: {reason}; kernel='auto' picks one that can"
         )
-    return _without_bad_keys(kernel, call).run(call)
+    return _without_bad_keys(chosen, call).run(call)
+
+
+def _find_kernel(kernel: str | Kernel, call: AttentionCall) -> tuple[str, Kernel]:
+    """A kernel and its name, from either, or from "auto"."""
+    if not isinstance(kernel, str):
+        if not hasattr(kernel, "refuses"):
+            raise ValueError(f"kernel must be a name or a zoo.attention.Kernel, got {kernel!r}")
+        return type(kernel).__name__, kernel
+    name = choose_kernel(call) if kernel == "auto" else kernel
+    if name not in KERNELS:
+        hint = did_you_mean(name, ["auto", *KERNELS])
+        raise ValueError(f"unknown kernel {name!r}; {hint}Known: auto, {', '.join(KERNELS)}")
+    return name, KERNELS[name]
 
 
 def _without_bad_keys(kernel: Kernel, call: AttentionCall) -> Kernel:

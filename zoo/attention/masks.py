@@ -13,25 +13,19 @@ def bad_keys(call: AttentionCall) -> Tensor | None:
     """(B, Gk, S) bool: keys with a NaN or an infinity, where they may be hidden from a row: torch
     adds −∞ to their logits, which leaves NaN. None where there are none; on the CPU alone:
     elsewhere the question synchronises."""
-    shows_all = (
-        call.num_queries == 1
-        and call.segments is None
-        and call.window is None
-        and call.mask is None
-    )
-    hides = call.causal or any(x is not None for x in (call.segments, call.window, call.mask))
-    if (
-        shows_all
-        or not hides
-        or call.k.device.type != "cpu"
-        or torch.compiler.is_compiling()
-        or not has_values(call.k)
-    ):
+    restricted = any(x is not None for x in (call.segments, call.window, call.mask))
+    one_causal_query = call.causal and call.num_queries == 1
+    hides = restricted or (call.causal and not one_causal_query)
+    if not hides or call.k.device.type != "cpu":
+        return None
+    if torch.compiler.is_compiling() or not has_values(call.k):
+        return None
+    # Under torch.func a value cannot be read.
+    if torch._C._functorch.peek_interpreter_stack():
         return None
     parts = [call.k] if call.terms.k_lanes is None else [call.k, call.terms.k_lanes]
-    if torch._C._functorch.peek_interpreter_stack() or all(
-        bool(part.detach().sum().isfinite()) for part in parts
-    ):
+    # A sum is finite unless one of its summands is not: one pass without a mask.
+    if all(bool(part.detach().sum().isfinite()) for part in parts):
         return None
     bad = ~fold_keys(call).detach().isfinite().all(-1)
     return bad if bool(bad.any()) else None
@@ -57,8 +51,9 @@ def refuses_matrix(call: AttentionCall) -> str | None:
         return "it reads no T × S mask"
     if call.dropout:
         return "it does not drop weights"
-    bidirectional = call.sinks and call.segments is not None and not call.causal
-    return "sinks of several documents need causal attention" if bidirectional else None
+    if call.sinks and call.segments is not None and not call.causal:
+        return "sinks of several documents need causal attention"
+    return None
 
 
 def visible(
@@ -82,6 +77,7 @@ def visible(
     if call.causal:
         mask = mask & (distance >= 0)
     if call.segments is not None:
-        rows = call.segments[:, call.offset + start : call.offset + stop]
-        mask = mask & (rows[:, None, :, None] == call.segments[:, None, None, :last_key])
+        q_documents = call.segments[:, call.offset + start : call.offset + stop]
+        k_documents = call.segments[:, :last_key]
+        mask = mask & (q_documents[:, None, :, None] == k_documents[:, None, None, :])
     return mask if shown is None else mask & shown

@@ -46,22 +46,25 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor]:
         prior = prior + call.table.dense().to(wide)
     if call.terms.bias is not None:
         prior = prior + whole_bias(call.terms.bias).to(wide)
-    logits = logits + (exempt_sinks(call, prior, slice(None), slice(None)) if call.sinks else prior)
+    if call.sinks:
+        prior = exempt_sinks(call, prior, slice(None), slice(None))
+    logits = logits + prior
     if call.query_scale is not None:
         logits = logits * call.query_scale.to(wide)[..., None]
     mask = visible(call)
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
-    if (sink := sink_logits(call)) is not None:
-        weights = torch.cat([sink.expand(*logits.shape[:3], 1), logits], dim=-1).softmax(-1)[
-            ..., 1:
-        ]
-    elif call.mask is not None or call.offset < 0:  # rows may see no key
-        # The softmax of nothing but −∞ is NaN, and so is its gradient, whatever is put in its place
-        # afterwards.
-        empty = (logits == -math.inf).all(-1, keepdim=True)  # not of NaN, which stays
+    sink = sink_logits(call)
+    if sink is not None:
+        beside = torch.cat([sink.expand(*logits.shape[:3], 1), logits], dim=-1)
+        weights = beside.softmax(-1)[..., 1:]
+    elif call.mask is not None or call.offset < 0:
+        # Rows may see no key. The softmax of nothing but −∞ is NaN, and so is its gradient,
+        # whatever is put in its place afterwards. A row of NaN is not empty, and stays NaN.
+        empty = (logits == -math.inf).all(-1, keepdim=True)
         weights = logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
     else:
         weights = logits.softmax(-1)
     dropped = F.dropout(weights, call.dropout) if call.dropout else weights
-    return (dropped @ repeat_heads(call.v, num_heads).to(wide)).to(call.q.dtype), weights
+    out = dropped @ repeat_heads(call.v, num_heads).to(wide)
+    return out.to(call.q.dtype), weights

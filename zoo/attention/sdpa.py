@@ -62,13 +62,14 @@ class SdpaKernel:
         # what the row's logits have in common (with lanes, much) adds to the gradient of the row
         # scale.
         rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
+        q = fold_queries(call)
+        k = fold_keys(call)
+        v = call.v
         if rounded and call.terms.q_lanes is not None and needs_grad(call.query_scale):
-            out = self._attend(
-                call, fold_queries(call).float(), fold_keys(call).float(), call.v.float()
-            ).to(call.q.dtype)
-        else:
-            out = self._attend(call, fold_queries(call), fold_keys(call), call.v)
-        return out[:, :, columns]
+            q = q.float()
+            k = k.float()
+            v = v.float()
+        return self._attend(call, q, k, v).to(call.q.dtype)[:, :, columns]
 
     def _attend(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`run` of a call's queries, keys and values, which may be wider than its own."""
@@ -104,24 +105,30 @@ class SdpaKernel:
 
         bad: (B, H, S) bool, keys that make the logits of rows that see them NaN, as in `bad_keys`.
         """
-        dtype = wide = q.dtype
+        dtype = q.dtype
+        wide = dtype
         with_sink = call.terms.sink is not None
         if call.sinks or with_sink or call.table is not None or call.terms.bias is not None:
             # In bfloat16 a log-prior of −100 is off by 0.25, so the bias and its product stay in
             # float32.
             wide = torch.promote_types(dtype, torch.float32)
-        if with_sink:  # a key and a value of zeros in front, whose logit the mask has
+        if with_sink:
+            # A key and a value of zeros in front, whose logit the mask has.
             k = F.pad(k, (0, 0, 1, 0))
             v = F.pad(v, (0, 0, 1, 0))
-        values = None if call.table is None else call.table.table
         tracked = needs_grad(
-            q, k, v, values, call.terms.bias, call.query_scale, call.terms.sink, call.terms.of_sinks
+            q,
+            k,
+            v,
+            None if call.table is None else call.table.table,
+            call.terms.bias,
+            call.query_scale,
+            call.terms.sink,
+            call.terms.of_sinks,
         )
-        space = (
-            None
-            if tracked or call.table is None or call.table.shape is None
-            else Workspace(wide, k.device)
-        )
+        space = None
+        if not tracked and call.table is not None and call.table.shape is not None:
+            space = Workspace(wide, k.device)
         out = None if tracked else torch.empty_like(q)
         rows, heads = self.block_size(call)
         remade = tracked and isinstance(call.terms.bias, BlockedBias) and rows < call.num_queries
@@ -135,19 +142,14 @@ class SdpaKernel:
                 last = block.stop + call.offset if call.causal else call.num_keys
                 make_mask = partial(_mask, call, table, block, group, last, space, bad)
                 end = last + with_sink
-                inputs = (
-                    q[:, group, block].to(wide),
-                    kg[:, :, :end],
-                    vg[:, :, :end],
-                    make_mask,
-                    call,
-                )
-                # A bias made by blocks is made again in the backward pass, and so are the weights.
-                part = (
-                    checkpoint(_one_block, *inputs, use_reentrant=False)
-                    if remade
-                    else _one_block(*inputs)
-                )
+                qb = q[:, group, block].to(wide)
+                inputs = (qb, kg[:, :, :end], vg[:, :, :end], make_mask, call)
+                if remade:
+                    # A bias made by blocks is made again in the backward pass, and so are the
+                    # weights.
+                    part = checkpoint(_one_block, *inputs, use_reentrant=False)
+                else:
+                    part = _one_block(*inputs)
                 if out is None:
                     parts.append(part.to(dtype))
                 else:
@@ -162,25 +164,29 @@ class SdpaKernel:
         """(queries, heads) of a block."""
         num_heads = call.q.shape[1]
         if call.causal or call.q.device.type != "cpu":
-            # A bias made by blocks is made again with its weights: smaller blocks cost nothing.
-            rows = self.mask_limit // (
-                call.num_keys * (num_heads if isinstance(call.terms.bias, BlockedBias) else 1)
-            )
+            row = call.num_keys
+            if isinstance(call.terms.bias, BlockedBias):
+                # It is made again with its weights: smaller blocks cost nothing.
+                row *= num_heads
+            rows = self.mask_limit // row
             return max(rows - rows % ALIGNMENT, rows % ALIGNMENT, 1), num_heads
-        batched = call.segments is not None or any(
-            t.shape[0] > 1 for t in (call.terms.bias, call.query_scale, call.mask) if t is not None
-        )
-        row = call.num_keys * (call.q.shape[0] if batched else 1)
-        rows = min(self.block_rows, call.num_queries)
-        whole = call.num_queries * num_heads * row <= self.small_limit
-        heads = num_heads if whole else min(max(self.small_limit // (row * rows), 1), num_heads)
+        parts = (call.terms.bias, call.query_scale, call.mask)
+        batched = call.segments is not None or any(x is not None and x.shape[0] > 1 for x in parts)
+        row = call.num_keys
+        if batched:
+            row *= call.q.shape[0]
+        heads = num_heads
+        if call.num_queries * num_heads * row > self.small_limit:
+            rows = min(self.block_rows, call.num_queries)
+            heads = min(max(self.small_limit // (row * rows), 1), num_heads)
         return max(self.small_limit // (row * heads), 1), heads
 
 
 def _one_block(
     q: Tensor, k: Tensor, v: Tensor, mask: Callable[[], Tensor | None], call: AttentionCall
 ) -> Tensor:
-    with without_autocast(q):  # which would round the bias to half precision
+    # Autocast would round the bias to half precision.
+    with without_autocast(q):
         bias = mask()
         # On the CPU torch takes the same products for a mask with a gradient, and two passes more
         # to find rows without a key.
@@ -206,7 +212,8 @@ def _mask(
     shown = visible(call, block.start, block.stop, last)
     if shown is not None and shown.shape[1] > 1:
         shown = shown[:, heads]
-    bias = out = None
+    bias = None
+    out = None
     if table is not None:
         if space is not None:
             out = space.view(1, heads.stop - heads.start, block.stop - block.start, call.num_keys)
@@ -214,12 +221,11 @@ def _mask(
     if call.terms.bias is not None:
         dense = bias_block(call.terms.bias, heads, block, last)
         bias = dense if bias is None else bias + dense
-    if call.sinks and (
-        bias is not None or call.terms.q_lanes is not None or call.terms.of_sinks is not None
-    ):
-        bias = exempt_sinks(
-            call, sink_level(call).new_zeros(last) if bias is None else bias, heads, block
-        )
+    has_lanes = call.terms.q_lanes is not None
+    has_prior = bias is not None or has_lanes or call.terms.of_sinks is not None
+    if call.sinks and has_prior:
+        prior = sink_level(call).new_zeros(last) if bias is None else bias
+        bias = exempt_sinks(call, prior, heads, block)
     if bias is None and bad is None and call.terms.sink is None:
         return shown
     if bias is not None and call.query_scale is not None:
@@ -227,17 +233,17 @@ def _mask(
         owned = out is not None and call.terms.bias is None and scale.shape[0] == 1
         bias = bias.mul_(scale) if owned else bias * scale
     if bad is not None:
-        column = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)[
-            :, heads, None, :last
-        ]
+        nan_of_bad = torch.zeros_like(bad, dtype=torch.float32).masked_fill(bad, torch.nan)
+        column = nan_of_bad[:, heads, None, :last]
         bias = column if bias is None else bias + column
     wide = torch.promote_types(call.q.dtype, torch.float32)
     if bias is None:
         bias = torch.zeros(1, 1, block.stop - block.start, last, dtype=wide, device=call.q.device)
     if shown is not None:
         bias = bias.masked_fill(~shown, -torch.inf)
-    if (sink := sink_logits(call)) is not None:
+    sink = sink_logits(call)
+    if sink is not None:
         sink = sink[:, heads, block].to(wide)
-        shape = max(len(bias), len(sink)), *sink.shape[1:3], -1
+        shape = (max(len(bias), len(sink)), *sink.shape[1:3], -1)
         bias = torch.cat([sink.expand(shape), bias.to(wide).expand(shape)], dim=-1)
     return bias.to(wide)

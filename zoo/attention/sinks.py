@@ -25,12 +25,12 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
     """(B, H, T, D) of any call; with sinks, its documents are alone in their rows or causal.
 
     attend: of a call without sinks the output, and the natural log-sum-exp (B, H, T) of its rows,
-    with both gradients. With
-        `wants_lse=False` that is empty.
+        with both gradients. With `wants_lse=False` that is empty.
     """
     if not call.sinks and call.terms.sink is None:
         return attend(call, wants_lse=False)[0]
     if call.sinks and call.segments is None and call.num_keys <= call.sinks:
+        # All keys are sinks, which neither prior nor window touches.
         width = call.q.shape[-1]
         call = replace(
             call,
@@ -42,24 +42,37 @@ def attend_with_sinks(call: AttentionCall, attend: Callable[..., tuple[Tensor, T
     if not call.sinks:
         out, lse = attend(call)
         sink = sink_logits(call)
-        return out if sink is None else (out * _share(lse, sink)).to(out.dtype)
+        if sink is None:
+            return out
+        return (out * _share(lse, sink)).to(out.dtype)
     near, near_lse = _attend_sinks(call)
-    if call.segments is None:
-        ahead = 0 if call.causal else call.num_keys if call.window is None else call.window - 1
-        rows = max(call.sinks - call.offset - ahead, 0)  # the first rows see sinks alone
-        out, lse = attend(_cut(call, rows, call.sinks))
-    else:
+    if call.segments is not None:
         # Sinks are documents of their own: no other row sees them, and what their own rows give is
         # not used.
-        within = Positions.documents(call.segments).index()
-        rows = 0
-        later = within >= call.sinks
+        later = Positions.documents(call.segments).index() >= call.sinks
         out, lse = attend(replace(call, segments=2 * call.segments + later, sinks=0))
-    share = (near_lse[..., rows:] - lse).sigmoid()[..., None]
-    joined = (out + (near[:, :, rows:] - out) * share).to(out.dtype)
-    if call.segments is not None:
+        joined = _join(near, near_lse, out, lse)
         return torch.where(later[:, None, call.offset :, None], joined, near.to(out.dtype))
-    return torch.cat([near[:, :, :rows].to(out.dtype), joined], dim=2) if rows else joined
+    # The first rows see sinks alone.
+    rows = max(call.sinks - call.offset - _keys_ahead(call), 0)
+    out, lse = attend(_cut(call, rows, call.sinks))
+    joined = _join(near[:, :, rows:], near_lse[..., rows:], out, lse)
+    if not rows:
+        return joined
+    return torch.cat([near[:, :, :rows].to(out.dtype), joined], dim=2)
+
+
+def _keys_ahead(call: AttentionCall) -> int:
+    """How many keys after its own a row may see."""
+    if call.causal:
+        return 0
+    return call.num_keys if call.window is None else call.window - 1
+
+
+def _join(near: Tensor, near_lse: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """One softmax of two disjoint sets of keys, from the output and log-sum-exp of each."""
+    share = (near_lse - lse).sigmoid()[..., None]
+    return (out + (near - out) * share).to(out.dtype)
 
 
 def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
@@ -69,9 +82,11 @@ def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
     assert not isinstance(terms.bias, BlockedBias)
     if table is not None:
         assert table.origin is not None
-        origin = table.origin + rows - keys
         table = replace(
-            table, q_code=table.q_code[rows:], k_code=table.k_code[keys:], origin=origin
+            table,
+            q_code=table.q_code[rows:],
+            k_code=table.k_code[keys:],
+            origin=table.origin + rows - keys,
         )
     terms = replace(
         terms,
@@ -80,11 +95,15 @@ def _cut(call: AttentionCall, rows: int, keys: int) -> AttentionCall:
         table=table,
         bias=None if terms.bias is None else terms.bias[:, :, rows:, keys:],
     )
-    scale = None if call.query_scale is None else call.query_scale[..., rows:]
-    q = call.q[:, :, rows:]
-    k = call.k[:, :, keys:]
-    v = call.v[:, :, keys:]
-    return replace(call, q=q, k=k, v=v, terms=terms, query_scale=scale, sinks=0)
+    return replace(
+        call,
+        q=call.q[:, :, rows:],
+        k=call.k[:, :, keys:],
+        v=call.v[:, :, keys:],
+        terms=terms,
+        query_scale=None if call.query_scale is None else call.query_scale[..., rows:],
+        sinks=0,
+    )
 
 
 def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
@@ -94,11 +113,14 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     width = call.q.shape[-1]
     q = call.q.to(wide) / math.sqrt(width)
     row = torch.arange(call.offset, call.num_keys, device=q.device)[:, None]
-    start = None if call.segments is None else row[:, 0] - key_positions(call)[:, call.offset :]
-    k, v = (first_keys(x, start, call.sinks) for x in (call.k[..., -width:], call.v))
-    place = torch.arange(call.sinks, device=q.device) + (
-        0 if start is None else start[..., None]
-    )  # ([B, T,] sinks)
+    # ([B, T,] sinks): the rows of the sinks that a query has.
+    place = torch.arange(call.sinks, device=q.device)
+    start = None
+    if call.segments is not None:
+        start = row[:, 0] - key_positions(call)[:, call.offset :]
+        place = place + start[..., None]
+    k = first_keys(call.k[..., -width:], start, call.sinks)
+    v = first_keys(call.v, start, call.sinks)
     logits = by_group(q, k.to(wide).transpose(-1, -2)) + sink_level(call)
     if call.terms.of_sinks is not None:
         logits = logits + call.terms.of_sinks
@@ -109,7 +131,9 @@ def _attend_sinks(call: AttentionCall) -> tuple[Tensor, Tensor]:
     near = by_group(logits.softmax(-1), v.to(wide))
     lse = logits.logsumexp(-1)
     sink = sink_logits(call)
-    return (near, lse) if sink is None else (near * _share(lse, sink), lse.logaddexp(sink[..., 0]))
+    if sink is None:
+        return near, lse
+    return near * _share(lse, sink), lse.logaddexp(sink[..., 0])
 
 
 def _share(lse: Tensor, sink: Tensor) -> Tensor:
@@ -123,10 +147,11 @@ def first_keys(x: Tensor, start: Tensor | None, count: int) -> Tensor:
     None: from the first."""
     if start is None:
         return x[:, :, None, :count]
-    at = (start[..., None] + torch.arange(count, device=x.device)).clamp(max=x.shape[2] - 1)
-    return x.transpose(1, 2)[torch.arange(len(x), device=x.device)[:, None, None], at].permute(
-        0, 3, 1, 2, 4
-    )
+    place = start[..., None] + torch.arange(count, device=x.device)
+    place = place.clamp(max=x.shape[2] - 1)
+    row = torch.arange(len(x), device=x.device)[:, None, None]
+    by_position = x.transpose(1, 2)[row, place]
+    return by_position.permute(0, 3, 1, 2, 4)
 
 
 def by_group(rows: Tensor, matrices: Tensor) -> Tensor:

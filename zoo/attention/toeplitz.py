@@ -88,11 +88,12 @@ class ToeplitzKernel:
         queries = fold_queries(call)
         keys = fold_keys(call)
         values = call.v
-        if keys.shape[-1] != width:  # the fused kernel has one width for all three
+        if keys.shape[-1] != width:
+            # The fused kernel has one width for all three.
             widest = max(keys.shape[-1], width)
-            queries, keys, values = (
-                F.pad(x, (0, widest - x.shape[-1])) for x in (queries, keys, values)
-            )
+            queries = F.pad(queries, (0, widest - queries.shape[-1]))
+            keys = F.pad(keys, (0, widest - keys.shape[-1]))
+            values = F.pad(values, (0, widest - values.shape[-1]))
         table = _reversed_table(call)
         scale = call.query_scale if call.table is not None else None
         if scale is not None:
@@ -100,17 +101,14 @@ class ToeplitzKernel:
         keys = repeat_heads(keys, num_heads)
         values = repeat_heads(values, num_heads)
         reach, left_out, _ = self.find_reach(call, queries, keys, table, scale)
-        if (tally := TALLY.get()) is not None:
+        tally = TALLY.get()
+        if tally is not None:
             tally.left_out += left_out
-        if (
-            reach is None
-            and not (wants_lse or needs_mask(call))
-            and call.num_keys >= self.least_keys
-        ):
+        plain = reach is None and not wants_lse and not needs_mask(call)
+        if plain and call.num_keys >= self.least_keys:
             queries, keys, values = pad_heads(queries, keys, values)
-            causal = (
-                call.causal and call.num_queries > 1
-            )  # torch would show one query the first key alone
+            # Torch would show a single query the first key alone.
+            causal = call.causal and call.num_queries > 1
             out = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=1.0)
             return out[..., :width], out.new_empty(0)
         job = _Job(call, self, reach, wants_lse)
@@ -124,10 +122,10 @@ class ToeplitzKernel:
 
     def may_skip(self, call: AttentionCall) -> bool:
         """Whether a prior may hide keys of a call, and it is long enough to find out."""
-        long = call.num_queries >= self.forward_rows and call.num_keys >= max(
-            self.least_keys, call.num_queries
-        )
-        return self.skips and long and (call.table is not None or call.terms.q_lanes is not None)
+        least_keys = max(self.least_keys, call.num_queries)
+        long = call.num_queries >= self.forward_rows and call.num_keys >= least_keys
+        has_prior = call.table is not None or call.terms.q_lanes is not None
+        return self.skips and long and has_prior
 
     @torch.no_grad()
     def find_reach(
@@ -142,21 +140,22 @@ class ToeplitzKernel:
         than a tenth is left out."""
         if not (SKIPS.get() and self.may_skip(call)):
             return None, 0, 1
-        if call.terms.q_lanes is None:  # then the table has to fall far enough
+        if call.terms.q_lanes is None:
+            # Then the table has to fall far enough.
             fall = table.amax(1) - table.amin(1)
-            if float(
-                (fall if scale is None else fall * scale.abs().amax((0, 2))).max()
-            ) < -math.log(LEFT_OUT):
+            if scale is not None:
+                fall = fall * scale.abs().amax((0, 2))
+            if float(fall.max()) < -math.log(LEFT_OUT):
                 return None, 0, 1
         mask = _reversed_mask(call, table.dtype)
-        reach = find_reach(
-            call, queries, keys, table if mask is None else table + mask, scale, self.forward_rows
-        )
-        plans = (
-            plan_blocks(call, self.forward_rows, self.one_block, chosen) for chosen in (reach, None)
-        )
-        needed, whole = (sum(math.prod(block.shape) for block in plan) for plan in plans)
-        return (reach, whole - needed, whole) if needed < 0.9 * whole else (None, 0, 1)
+        if mask is not None:
+            table = table + mask
+        reach = find_reach(call, queries, keys, table, scale, self.forward_rows)
+        needed = _count_logits(plan_blocks(call, self.forward_rows, self.one_block, reach))
+        whole = _count_logits(plan_blocks(call, self.forward_rows, self.one_block))
+        if needed >= 0.9 * whole:
+            return None, 0, 1
+        return reach, whole - needed, whole
 
     def skipped_share(self, call: AttentionCall) -> float:
         """The share of the logits, visible or in a block with visible ones, that are left out of
@@ -166,6 +165,10 @@ class ToeplitzKernel:
             call, fold_queries(call), fold_keys(call), _reversed_table(call), scale
         )
         return left_out / whole
+
+
+def _count_logits(blocks: list[Block]) -> int:
+    return sum(math.prod(block.shape) for block in blocks)
 
 
 def _reversed_table(call: AttentionCall) -> Tensor:
@@ -247,12 +250,12 @@ def plan_blocks(
         return _cut(call, every, (0, call.num_queries), rows, mixed=True)
     blocks: list[Block] = []
     for row, whole in enumerate(single.tolist()):
-        here = slice(row, row + 1)
+        batch = slice(row, row + 1)
         ids = call.segments[row]
         starts = document_starts(ids).nonzero().flatten()
         recurs = ids[starts].unique().numel() != starts.numel()
         if whole or recurs:
-            blocks += _cut(call, here, (0, call.num_queries), rows, mixed=recurs)
+            blocks += _cut(call, batch, (0, call.num_queries), rows, mixed=recurs)
             continue
         bounds = torch.cat([starts, starts.new_tensor([call.num_keys])])
         for lo in range(0, call.num_queries, rows):
@@ -260,7 +263,7 @@ def plan_blocks(
             ends = starts.new_tensor([lo + call.offset, hi + call.offset - 1])
             low, high = torch.searchsorted(bounds, ends, right=True).tolist()
             keys = (int(bounds[low - 1]), int(bounds[high]))
-            blocks += _cut(call, here, (lo, hi), rows, mixed=low != high, keys=keys)
+            blocks += _cut(call, batch, (lo, hi), rows, mixed=low != high, keys=keys)
     return blocks
 
 
@@ -299,13 +302,16 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
         for row in range(block.batch.start, block.batch.stop):
             start = 0
             for needs, group in groupby(reach.of_rows(row, block.lo, block.hi)):
-                heads = slice(start, start + len(list(group)))
-                start = heads.stop
-                first = max(needs[0], block.first)
-                last = min(needs[1], block.last)
-                narrow.append(
-                    replace(block, batch=slice(row, row + 1), heads=heads, first=first, last=last)
+                stop = start + len(list(group))
+                part = replace(
+                    block,
+                    batch=slice(row, row + 1),
+                    heads=slice(start, stop),
+                    first=max(needs[0], block.first),
+                    last=min(needs[1], block.last),
                 )
+                narrow.append(part)
+                start = stop
     return narrow
 
 
@@ -313,10 +319,8 @@ def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) 
     """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head`
     logits."""
     for block in blocks:
-        rows = max(
-            sizes.least_rows,
-            min(sizes.backward_rows, sizes.one_head // max(1, block.last - block.first)),
-        )
+        most_rows = sizes.one_head // max(1, block.last - block.first)
+        rows = max(sizes.least_rows, min(sizes.backward_rows, most_rows))
         for lo in range(block.lo, block.hi, rows):
             hi = min(lo + rows, block.hi)
             last = min(block.last, hi + call.offset) if call.causal else block.last
@@ -334,10 +338,9 @@ def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
         step = num_heads if whole else max(1, limit // one_head)
         for row in range(block.batch.start, block.batch.stop, rows):
             for head in range(block.heads.start, block.heads.stop, step):
+                batch = slice(row, min(row + rows, block.batch.stop))
                 heads = slice(head, min(head + step, block.heads.stop))
-                yield replace(
-                    block, batch=slice(row, min(row + rows, block.batch.stop)), heads=heads
-                )
+                yield replace(block, batch=batch, heads=heads)
 
 
 class _Bias:
@@ -361,16 +364,15 @@ class _Bias:
     def block(self, block: Block, out: Tensor | None = None) -> Tensor:
         """(1 or B, 1 or H, rows, keys), rows flipped: a view if nothing depends on the row itself,
         else written to `out` (B, H, rows, keys)."""
-        place = self.column(block), block.hi - block.lo, block.last - block.first
-        bias = _toeplitz(
-            self.table if self.table.shape[0] == 1 else self.table[block.heads], *place
-        )
+        place = (self.column(block), block.hi - block.lo, block.last - block.first)
+        table = self.table if self.table.shape[0] == 1 else self.table[block.heads]
+        bias = _toeplitz(table, *place)
         if self.scale is not None:
             assert self.mask is not None
             scale = self.scale_of(block)[..., None]
-            out = (
-                None if out is None else out[: scale.shape[0]]
-            )  # shared by batch rows: written once
+            if out is not None:
+                # A scale that batch rows share is written once.
+                out = out[: scale.shape[0]]
             bias = torch.addcmul(_toeplitz(self.mask[None], *place), bias, scale, out=out)
         if block.mixed:
             assert self.call.segments is not None
@@ -401,13 +403,13 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, table, scale, job):
         bias = _Bias(job.call, table, scale)
-        short = (
-            q.shape[2] > 1 and k.shape[2] <= job.sizes.keep_keys * k.shape[3] and not job.wants_lse
-        )
+        few_keys = k.shape[2] <= job.sizes.keep_keys * k.shape[3]
         lse = bias.table.new_empty(q.shape[:3] if job.wants_lse else 0)
-        out, weights = (
-            job.forward_short(bias, q, k, v) if short else (job.forward(bias, q, k, v, lse), [])
-        )
+        weights = []
+        if q.shape[2] > 1 and few_keys and not job.wants_lse:
+            out, weights = job.forward_short(bias, q, k, v)
+        else:
+            out = job.forward(bias, q, k, v, lse)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(q, k, v, table, scale, out, *weights)
             ctx.job = job
@@ -417,17 +419,19 @@ class _ToeplitzAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse):
-        if (
-            torch.is_grad_enabled()
-        ):  # under create_graph; autograd's own guard silently accepts a constant grad_out
+        # Gradients are enabled under create_graph. Autograd's own guard silently accepts a constant
+        # grad_out.
+        if torch.is_grad_enabled():
             raise RuntimeError(
-                "kernel 'toeplitz' has no second derivative; create_graph=True needs kernel='reference'"
+                "kernel 'toeplitz' has no second derivative; create_graph=True needs "
+                "kernel='reference'"
             )
         q, k, v, table, scale, out, *weights = ctx.saved_tensors
         job = ctx.job
-        bias = _Bias(ctx.job.call, table, scale)
-        grads = grad_out, grad_lse if job.wants_lse else None
-        return *job.backward(bias, q, k, v, table, out, grads, ctx.needs_input_grad, weights), None
+        bias = _Bias(job.call, table, scale)
+        grads = (grad_out, grad_lse if job.wants_lse else None)
+        needs = ctx.needs_input_grad
+        return *job.backward(bias, q, k, v, table, out, grads, needs, weights), None
 
 
 @dataclass(frozen=True)
@@ -447,23 +451,21 @@ class _Job:
         space = Workspace(bias.table.dtype)
         blocks = plan_blocks(self.call, sizes.forward_rows, sizes.one_block, self.reach)
         written = bias.scale is not None or any(block.mixed for block in blocks)
-        for block in _pieces(
-            blocks, 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40
-        ):
-            here = block.batch
-            heads = block.heads
-            rows = block.rows
-            keys = block.keys
+        # A bias that is a view takes no memory, whatever the block's size.
+        limit = 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40
+        for block in _pieces(blocks, limit):
+            queries_of = (block.batch, block.heads, block.rows)
+            keys_of = (block.batch, block.heads, block.keys)
             buffer = None
             if bias.scale is not None:
                 lead = 1 if bias.scale.shape[0] == 1 else block.shape[0]
                 buffer = space.view(lead, *block.shape[1:])
             mask = bias.block(block, buffer)
-            inputs = q[here, heads, rows].flip(2), k[here, heads, keys], v[here, heads, keys]
+            inputs = (q[queries_of].flip(2), k[keys_of], v[keys_of])
             part, part_lse = FUSED(*inputs, 0.0, False, attn_mask=mask, scale=1.0)
-            out[here, heads, rows] = part.flip(2)
+            out[queries_of] = part.flip(2)
             if self.wants_lse:
-                lse[here, heads, rows] = part_lse.flip(2)
+                lse[queries_of] = part_lse.flip(2)
         return out
 
     def forward_short(
@@ -472,24 +474,19 @@ class _Job:
         """Output and the weights P of every block. Only for calls of few keys: see `keep_keys`."""
         wide = bias.table.dtype
         out = torch.empty_like(q)
-        # slices below then need no copies
+        # Slices below then need no copies.
         k = k.to(wide).contiguous()
         v = v.to(wide).contiguous()
         weights = []
         blocks = plan_blocks(self.call, self.sizes.kept_rows(self.call), self.sizes.one_block)
         for block in _pieces(blocks, self.sizes.workspace):
-            here = block.batch
-            heads = block.heads
-            rows = block.rows
-            keys = block.keys
-            qb = q[here, heads, rows].flip(2).to(wide)
-            kb = k[here, heads, keys]
-            vb = v[here, heads, keys]
-            p = torch.empty(block.shape, dtype=wide)
-            p = _weights(bias, block, qb.flatten(0, 1), kb.flatten(0, 1), p)
-            out[here, heads, rows] = (
-                torch.bmm(p, vb.flatten(0, 1)).unflatten(0, block.shape[:2]).flip(2)
-            )
+            queries_of = (block.batch, block.heads, block.rows)
+            keys_of = (block.batch, block.heads, block.keys)
+            qb = q[queries_of].flip(2).to(wide).flatten(0, 1)
+            kb = k[keys_of].flatten(0, 1)
+            vb = v[keys_of].flatten(0, 1)
+            p = _weights(bias, block, qb, kb, torch.empty(block.shape, dtype=wide))
+            out[queries_of] = torch.bmm(p, vb).unflatten(0, block.shape[:2]).flip(2)
             weights.append(p)
         return out, weights
 
@@ -529,46 +526,46 @@ class _Job:
         dp_space = Workspace(wide)
         ds_space = Workspace(wide)
         padded = None
-        for index, block in enumerate(
-            _pieces(self._backward_blocks(bool(weights)), sizes.workspace)
-        ):
-            here = block.batch
+        blocks = _pieces(self._backward_blocks(bool(weights)), sizes.workspace)
+        for index, block in enumerate(blocks):
             heads = block.heads
-            rows = block.rows
-            keys = block.keys
-            kb = keys_all[here, heads, keys].flatten(0, 1)
-            vb = values_all[here, heads, keys].flatten(0, 1)
-            qb, gb = (x[here, heads, rows].to(wide).flip(2).flatten(0, 1) for x in (q, grad_out))
+            queries_of = (block.batch, heads, block.rows)
+            keys_of = (block.batch, heads, block.keys)
+            kb = keys_all[keys_of].flatten(0, 1)
+            vb = values_all[keys_of].flatten(0, 1)
+            qb = q[queries_of].to(wide).flip(2).flatten(0, 1)
+            gb = grad_out[queries_of].to(wide).flip(2).flatten(0, 1)
             *lead, num_rows, width = block.shape
-            p = (
-                weights[index]
-                if weights
-                else _weights(bias, block, qb, kb, p_space.view(*block.shape))
-            )
+            if weights:
+                p = weights[index]
+            else:
+                p = _weights(bias, block, qb, kb, p_space.view(*block.shape))
             # Causal rows end in zeros, which pad all diagonals but one; otherwise every row needs
             # its own padding.
             pad = 1 if call.causal else num_rows
             buffer = ds_space.view(len(p), num_rows, width + pad)
-            if padded != buffer.shape:  # the padding is written only here
+            if padded != buffer.shape:
+                # The padding is written only here.
                 buffer[..., width:] = 0
                 padded = buffer.shape
             dp = torch.bmm(gb, vb.transpose(1, 2), out=dp_space.view(len(p), num_rows, width))
             if delta is not None:
-                dp.sub_(delta[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
+                dp.sub_(delta[queries_of].flip(2).reshape(-1, num_rows, 1))
             ds = torch.mul(dp, p, out=buffer[..., :width])
             if delta is None:
                 ds.addcmul_(p, ds.sum(-1, keepdim=True), value=-1)
             if grad_lse is not None:
-                ds.addcmul_(p, grad_lse[here, heads, rows].flip(2).reshape(-1, num_rows, 1))
-            grad_v[here, heads, keys] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
-            grad_k[here, heads, keys] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
-            grad_q[here, heads, rows] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
+                ds.addcmul_(p, grad_lse[queries_of].flip(2).reshape(-1, num_rows, 1))
+            grad_v[keys_of] += torch.bmm(p.transpose(1, 2), gb).unflatten(0, lead)
+            grad_k[keys_of] += torch.bmm(ds.transpose(1, 2), qb).unflatten(0, lead)
+            grad_q[queries_of] = torch.bmm(ds, kb).unflatten(0, lead).flip(2)
             start = bias.column(block)
             length = width + pad - 1
             if grad_table is not None:
-                diagonals = buffer.as_strided(
-                    (len(p), num_rows, length), (num_rows * (width + pad), length, 1)
-                )
+                # A row stride of one less than the buffer's: columns of this view are diagonals.
+                shape = (len(p), num_rows, length)
+                strides = (num_rows * (width + pad), length, 1)
+                diagonals = buffer.as_strided(shape, strides)
                 if scale is None:
                     sums = diagonals.sum(1)
                 else:
@@ -577,15 +574,13 @@ class _Job:
                 grad_table[heads, start : start + length] += sums.view(*lead, length).sum(0)
             if grad_scale is not None:
                 line = _toeplitz(finite[heads], start, num_rows, width)
-                part = (
-                    torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead))
-                    .sum(-1)
-                    .flip(2)
-                )
+                # dP is not needed any more: its memory takes the product.
+                product = torch.mul(ds.unflatten(0, lead), line, out=dp.unflatten(0, lead))
+                part = product.sum(-1).flip(2)
                 if grad_scale.shape[0] == 1:
-                    grad_scale[:, heads, rows] += part.sum(0, keepdim=True)
+                    grad_scale[:, heads, block.rows] += part.sum(0, keepdim=True)
                 else:
-                    grad_scale[here, heads, rows] += part
+                    grad_scale[queries_of] += part
         return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), grad_table, grad_scale
 
     def _backward_blocks(self, kept: bool) -> Iterable[Block]:
@@ -596,15 +591,19 @@ class _Job:
         if self.reach is None:
             rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // call.num_keys))
             return plan_blocks(call, rows, sizes.one_block)
-        return _shortened(
-            call, sizes, plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach)
-        )
+        blocks = plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach)
+        return _shortened(call, sizes, blocks)
 
 
 def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:
     """P of a block into `out` (B, H, rows, keys). q: (B·H, rows, D) flipped; k: (B·H, keys, D)."""
     bias_block = bias.block(block, out)
-    if bias_block.data_ptr() != out.data_ptr() or bias_block.shape != out.shape:
-        out.copy_(bias_block.clone() if bias_block.data_ptr() == out.data_ptr() else bias_block)
+    in_place = bias_block.data_ptr() == out.data_ptr()
+    if in_place and bias_block.shape != out.shape:
+        # Written to the first batch row of `out`, for all of them.
+        bias_block = bias_block.clone()
+        in_place = False
+    if not in_place:
+        out.copy_(bias_block)
     logits = out.flatten(0, 1).baddbmm_(q, k.transpose(1, 2))
     return torch.softmax(logits, -1, out=logits)

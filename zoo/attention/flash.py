@@ -26,8 +26,8 @@ from zoo.attention.tracing import cuda_capability, traced_as_constant
 from zoo.positions import document_starts
 
 WIDEST = 256
-Runs: TypeAlias = tuple[Tensor, int]  # see `find_runs`
-
+# See `find_runs`.
+Runs: TypeAlias = tuple[Tensor, int]
 
 # FlashAttention 3, which is for compute capability 9 alone, 2, and 4, which is a beta: the first
 # that is installed is taken.
@@ -39,15 +39,14 @@ def find_package() -> tuple[str, str]:
     why = "the flash-attn package is not installed"
     for name in PACKAGES:
         try:
+            module = importlib.import_module(name)
             # 4 alone leaves `flash_attn` an empty package.
-            if hasattr(importlib.import_module(name), "flash_attn_varlen_func") and (
-                name != PACKAGES[0] or cuda_capability("cuda")[0] == 9
-            ):
+            complete = hasattr(module, "flash_attn_varlen_func")
+            if complete and (name != PACKAGES[0] or cuda_capability("cuda")[0] == 9):
                 return name, ""
         except ImportError as error:
-            if (
-                error.name not in PACKAGES
-            ):  # it is built against another torch, or what it needs is not there
+            # It is built against another torch, or what it needs is not there.
+            if error.name not in PACKAGES:
                 why = f"the package {name} cannot be loaded ({error})"
     return "", why
 
@@ -77,24 +76,32 @@ class FlashKernel:
         if not call.on_cuda:
             return f"it runs on CUDA, and the queries are on {call.q.device}"
         if call.table is not None or call.terms.bias is not None:
-            return "flash attention adds no bias to the logits; a prior with a table needs kernel='triton'"
+            return (
+                "flash attention adds no bias to the logits; a prior with a table needs "
+                "kernel='triton'"
+            )
         dtypes = {call.q.dtype, call.k.dtype, call.v.dtype}
         if len(dtypes) > 1 or call.q.dtype not in self.dtypes:
-            return f"q, k and v must all be bfloat16 or all float16, got {', '.join(sorted(map(str, dtypes)))}"
+            names = ", ".join(sorted(map(str, dtypes)))
+            return f"q, k and v must all be bfloat16 or all float16, got {names}"
         lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
         width = max(call.q.shape[-1] + lanes, call.v.shape[-1])
         if width > WIDEST:
             return f"head width with lanes must be at most {WIDEST}, got {width}"
         if self.capability(str(call.q.device)) < (8, 0):
             return "flash attention needs an NVIDIA GPU of compute capability 8.0 or later"
-        if why := refuses_matrix(call):
+        why = refuses_matrix(call)
+        if why:
             return why
         if call.sinks or call.terms.sink is not None:
             return "it has no sinks; use kernel='triton'"
         if not needs_mask(call):
             return None
         if not self.package_name():
-            return f"{self._package()[1]}, and torch's kernel has no documents, windows or offsets; use kernel='triton'"
+            return (
+                f"{self._package()[1]}, and torch's kernel has no documents, windows or offsets; "
+                "use kernel='triton'"
+            )
         if call.segments is None:
             return None
         if torch.compiler.is_compiling():
@@ -122,30 +129,40 @@ class FlashKernel:
         name = self.package_name()
         if not name:
             with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]):
-                is_causal = call.causal and call.num_queries > 1
-                grouped = k.shape[1] != num_heads
                 out = F.scaled_dot_product_attention(
-                    q, k, v, is_causal=is_causal, scale=1.0, enable_gqa=grouped
+                    q,
+                    k,
+                    v,
+                    is_causal=call.causal and call.num_queries > 1,
+                    scale=1.0,
+                    enable_gqa=k.shape[1] != num_heads,
                 )
             return out[..., :width]
         package = sys.modules[name]
         options = _options(call, name)
-        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        q = q.transpose(1, 2)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         if call.segments is None:
             out = package.flash_attn_func(q, k, v, **options)
         else:
-            bounds, longest = cast(
-                Runs, self.runs_of(call.segments)
-            )  # `refuses` saw that there are runs
-            q, k, v = (heads.flatten(0, 1) for heads in (q, k, v))
-            lengths = dict(
-                cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest, max_seqlen_k=longest
+            # `refuses` saw that there are runs.
+            bounds, longest = cast(Runs, self.runs_of(call.segments))
+            out = package.flash_attn_varlen_func(
+                q.flatten(0, 1),
+                k.flatten(0, 1),
+                v.flatten(0, 1),
+                cu_seqlens_q=bounds,
+                cu_seqlens_k=bounds,
+                max_seqlen_q=longest,
+                max_seqlen_k=longest,
+                **options,
             )
-            out = package.flash_attn_varlen_func(q, k, v, **lengths, **options)
-        out = out[0] if isinstance(out, tuple) else out  # 4 gives the log-sum-exp too
-        return out.reshape(call.q.shape[0], call.num_queries, num_heads, -1).transpose(1, 2)[
-            ..., :width
-        ]
+        if isinstance(out, tuple):
+            # FlashAttention 4 gives the log-sum-exp too.
+            out = out[0]
+        out = out.reshape(call.q.shape[0], call.num_queries, num_heads, -1)
+        return out.transpose(1, 2)[..., :width]
 
     @traced_as_constant
     def package_name(self) -> str:
@@ -154,7 +171,8 @@ class FlashKernel:
 
     def runs_of(self, segments: Tensor) -> Runs | None:
         """`find_runs`, kept for the next layer."""
-        if segments.is_inference():  # inference tensors have no version counter
+        # Inference tensors have no version counter.
+        if segments.is_inference():
             return find_runs(segments)
         last = self._last
         if last is not None and last[0]() is segments and last[1] == segments._version:
@@ -168,12 +186,16 @@ FLASH = FlashKernel()
 
 
 def _options(call: AttentionCall, package: str) -> dict[str, object]:
-    unbounded = None if package == "flash_attn.cute" else -1
-    side = unbounded if call.window is None else call.window - 1
+    """Arguments of FlashAttention's functions."""
+    if call.window is None:
+        unbounded = None if package == "flash_attn.cute" else -1
+        window_size = (unbounded, unbounded)
+    else:
+        window_size = (call.window - 1, 0 if call.causal else call.window - 1)
     return {
         "softmax_scale": 1.0,
         "causal": call.causal,
-        "window_size": (side, 0 if call.causal and call.window is not None else side),
+        "window_size": window_size,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 

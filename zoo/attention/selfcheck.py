@@ -29,19 +29,19 @@ from zoo.priors.terms import PriorTerms
 # Norm of the error over that of the truth: rounding of operands, once in the logits and once in the
 # weights, and of sums.
 BOUNDS = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5, torch.float64: 1e-11}
-CANCELLING = (
-    4.0  # times as much for gradients of a prior's numbers and of row scales, whose summands cancel
-)
+# Times as much for gradients of a prior's numbers and of row scales, whose summands cancel.
+CANCELLING = 4.0
 HEADS = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call, in part of a tile. trained: gradients of the prior's parameters too; shape: of a grid
-    behind one prefix token;
-    groups: key heads; documents: where the second begins, or 0; gradients: or forward alone, which
-    a decoding kernel serves;
-    width: of heads, 0 for the one asked for."""
+    """A call, in part of a tile.
+
+    trained: gradients of the prior's parameters too.  shape: of a grid behind one prefix token.
+    groups: key heads.  documents: where the second begins, or 0.  gradients: or forward alone,
+    which a decoding kernel serves.  width: of heads.
+    """
 
     prior: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -60,7 +60,8 @@ class Case:
 
 CASES = {
     "content": Case(documents=77),
-    "lanes": Case("alibi"),  # in bfloat16 the rounding of a slope's gradient is as large as itself
+    # In bfloat16 the rounding of a slope's gradient is as large as itself.
+    "lanes": Case("alibi"),
     "table": Case("t5", trained=True, queries=133, groups=2),
     "window": Case("t5", window=70),
     "wide": Case("t5", trained=True, width=128, groups=2),
@@ -82,18 +83,15 @@ class Verdict:
 
     @property
     def worst(self) -> float | None:
-        return max(
-            (error for errors in self.errors.values() for error in errors.values()), default=None
-        )
+        by_case = [max(errors.values()) for errors in self.errors.values() if errors]
+        return max(by_case, default=None)
 
 
 _log = logging.getLogger(__name__)
-_CHECKING: ContextVar[bool] = ContextVar(
-    "checking", default=False
-)  # kernels ask for a verdict, which is not there yet
-_REASONS: dict[
-    tuple[str, str, str], str | None
-] = {}  # by kernel, device and dtype: why it is not trusted, or None
+# Set while kernels ask for a verdict, which is not there yet.
+_CHECKING: ContextVar[bool] = ContextVar("checking", default=False)
+# By kernel, device and dtype: why it is not trusted, or None.
+_REASONS: dict[tuple[str, str, str], str | None] = {}
 
 
 def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
@@ -104,10 +102,10 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
         token = _CHECKING.set(True)
         try:
             errors = _errors(kernel, case, device, dtype)
-        except Exception as error:  # of a compiler, a driver, or our own: whatever it is, the kernel does not serve
-            verdict.wrong.append(
-                f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"[:300]
-            )
+        except Exception as error:
+            # Of a compiler, a driver, or our own: whatever it is, the kernel does not serve.
+            first_line = str(error).partition("\n")[0]
+            verdict.wrong.append(f"{label}: {type(error).__name__}: {first_line}"[:300])
             continue
         finally:
             _CHECKING.reset(token)
@@ -115,9 +113,10 @@ def check_kernel(kernel: Kernel, device: str, dtype: torch.dtype) -> Verdict:
             continue
         verdict.errors[label] = errors
         for tensor, share in errors.items():
-            if not share <= BOUNDS[dtype] * (
-                1.0 if tensor in ("output", "q", "k", "v") else CANCELLING
-            ):
+            bound = BOUNDS[dtype]
+            if tensor not in ("output", "q", "k", "v"):
+                bound *= CANCELLING
+            if not share <= bound:
                 verdict.wrong.append(f"{label}: {tensor} is off by {share:.1g}")
     return verdict
 
@@ -135,40 +134,36 @@ def _errors(kernel: Kernel, case: Case, device: str, dtype: torch.dtype) -> dict
     q_shape = (2, HEADS, case.queries, case.width)
     k_shape = (2, case.groups, case.keys, case.width)
     wide = torch.promote_types(dtype, torch.float32)
-    with (  # autocast, inference mode, a default device and the state of random numbers are put aside
-        torch.inference_mode(False),  # which enables gradients
+    # Autocast, inference mode, a default device and the state of random numbers are put aside.
+    # Leaving inference mode enables gradients.
+    with (
+        torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(torch.device(device).type, enabled=False),
         torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
     ):
-        torch.default_generator.manual_seed(
-            0
-        )  # the CPU's alone: torch.manual_seed would seed those of GPUs too
+        # The CPU's alone: torch.manual_seed would seed those of GPUs too.
+        torch.default_generator.manual_seed(0)
         shapes = {"q": q_shape, "k": k_shape, "v": k_shape}
         leaves = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
         if case.scaled:
             leaves["row scale"] = torch.rand(HEADS, case.queries).to(wide) + 0.5
-        prior = (
-            create_prior(case.prior, num_heads=HEADS, **case.options) if case.prior else nn.Module()
-        )
-        for parameter in prior.parameters():  # which start alike in all heads, or at 0
+        prior: nn.Module = nn.Module()
+        if case.prior:
+            prior = create_prior(case.prior, num_heads=HEADS, **case.options)
+        # Parameters start alike in all heads, or at 0.
+        for parameter in prior.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter)).requires_grad_(case.trained)
         prior = prior.to(wide)
         direction = torch.randn(q_shape).to(dtype)
-        results = _run(
-            kernel,
-            case,
-            {name: x.to(device) for name, x in leaves.items()},
-            prior.to(device),
-            direction,
-        )
+        on_device = {name: x.to(device) for name, x in leaves.items()}
+        results = _run(kernel, case, on_device, prior.to(device), direction)
         if results is None:
             return None
         exact = {name: x.double() for name, x in leaves.items()}
-        truth = _run(
-            ReferenceKernel(), case, exact, copy.deepcopy(prior).cpu().double(), direction.double()
-        )
+        exact_prior = copy.deepcopy(prior).cpu().double()
+        truth = _run(ReferenceKernel(), case, exact, exact_prior, direction.double())
     assert truth is not None
     return {name: relative_error(results[name], value) for name, value in truth.items()}
 
@@ -180,30 +175,31 @@ def _run(
     leaves = {name: x.detach().requires_grad_(case.gradients) for name, x in leaves.items()}
     q = leaves["q"]
     causal = case.shape is None
-    k_pos = (
-        Positions.line(case.keys)
-        if case.shape is None
-        else Positions.grid(*case.shape, num_prefix=1)
-    )
-    q_pos = k_pos.tail(case.queries) if causal else k_pos
+    if case.shape is None:
+        k_pos = Positions.line(case.keys)
+        q_pos = k_pos.tail(case.queries)
+    else:
+        k_pos = Positions.grid(*case.shape, num_prefix=1)
+        q_pos = k_pos
     segments = None
     if case.documents:
-        segments = (torch.arange(case.keys, device=q.device) >= case.documents).long().expand(2, -1)
+        in_second = torch.arange(case.keys, device=q.device) >= case.documents
+        segments = in_second.long().expand(2, -1)
     with torch.set_grad_enabled(case.gradients):
         terms = PriorTerms()
-        if case.prior:  # x: a prior without parameters makes its numbers where the layer's input is
+        if case.prior:
+            # x: a prior without parameters makes its numbers where the layer's input is.
             terms = prior(q_pos, k_pos, causal=causal, x=q[:, 0])
         scale = leaves.get("row scale")
-        scale = None if scale is None else scale[None]
         call = AttentionCall(
-            q,
-            leaves["k"],
-            leaves["v"],
-            terms,
-            causal,
-            scale,
-            segments,
-            case.window,
+            q=q,
+            k=leaves["k"],
+            v=leaves["v"],
+            terms=terms,
+            causal=causal,
+            query_scale=None if scale is None else scale[None],
+            segments=segments,
+            window=case.window,
             sinks=case.sinks,
         )
         if kernel.refuses(call):
@@ -230,11 +226,14 @@ def find_distrust(name: str, kernel: Kernel, device: str, dtype: torch.dtype) ->
     # On CUDA some thirty kernels are compiled, for half a minute the first time on a machine.
     _log.warning("comparing kernel %r with float64 on %s in %s before its first use", *key)
     wrong = check_kernel(kernel, device, dtype).wrong
-    advice = "`priorzoo doctor` checks again and shows all"
-    _REASONS[key] = (
-        f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); {advice}" if wrong else None
-    )
-    return _REASONS[key]
+    reason = None
+    if wrong:
+        reason = (
+            f"on {key[1]} in {key[2]} its results are wrong ({wrong[0]}); `priorzoo doctor` "
+            "checks again and shows all"
+        )
+    _REASONS[key] = reason
+    return reason
 
 
 @cache

@@ -52,20 +52,23 @@ class LayerPosition:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: the part that `make` returns, options its name fixes, and whether attention is cut
-    to the training context.
+    """A method, which `make` makes the part of.
 
-    of: `make`, or the name of a prior, whose file is imported when `make` is read.
+    Attributes:
+        part: the field of `LayerPosition` that it fills.
+        maker: `make`, or the name of a prior, whose file is imported when `make` is read.
+        fixed: options that the name fixes.
+        windowed: whether a query sees the last train_context keys only.
     """
 
     part: str
-    of: Callable[..., nn.Module] | str
+    maker: Callable[..., nn.Module] | str
     fixed: Options = field(default_factory=dict)
     windowed: bool = False
 
     @property
     def make(self) -> Callable[..., nn.Module]:
-        return PRIORS[self.of] if isinstance(self.of, str) else self.of
+        return PRIORS[self.maker] if isinstance(self.maker, str) else self.maker
 
     def takes(self, option: str) -> bool:
         """Whether `make` has a parameter of that name."""
@@ -122,7 +125,6 @@ GRID_PARTS = {
 LINE_SUPPLIED = ("num_heads", "dim", "d_model", "head_dim", "train_context")
 GRID_SUPPLIED = ("num_heads", "dim", "head_dim", "train_grid", "depth")
 
-
 # Names that no registered prior may take: methods that are no priors of that name, and the suffix
 # of models with SSMax.
 RESERVED = {"nope", "ssmax", *SUMS, *HYBRIDS, *ENCODINGS, *GRID_ENCODINGS, *GRID_NAMES}
@@ -130,7 +132,7 @@ RESERVED.update(*GRID_NAMES.values())
 
 
 def _grid_method(name: str) -> str:
-    """The method of grids that a prior is."""
+    """The method of grids that a 2-D prior is, where its name follows the rule."""
     return name.removesuffix("2d").removesuffix("_")
 
 
@@ -152,24 +154,29 @@ def register_prior(name: str, prior: type[Prior]) -> None:
         raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name.endswith(("_", "_ssmax")):
         raise ValueError(
-            f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, digits and underscores, and "
-            "neither '_' nor '_ssmax' at the end"
+            f"{name!r} cannot name a prior: expected a lower-case letter, then lower-case letters, "
+            "digits and underscores, and neither '_' nor '_ssmax' at the end"
         )
     if name in PRIORS and PRIORS[name] is prior:
         return
-    method = _grid_method(name) if on_grid(name, prior) else name
-    grid = {_grid_method(n) for n in PRIORS if on_grid(n)}
-    if name in PRIORS or {name, method} & RESERVED or (on_grid(name, prior) and method in grid):
+    taken = name in PRIORS or name in RESERVED
+    if on_grid(name, prior):
+        method = _grid_method(name)
+        grid_priors = {_grid_method(known) for known in PRIORS if on_grid(known)}
+        taken = taken or method in RESERVED or method in grid_priors
+    if taken:
         raise ValueError(f"the name {name!r} is taken; known priors: {', '.join(sorted(PRIORS))}")
     PRIORS[name] = prior
 
 
 def line_methods() -> dict[str, Method]:
     """Every method of a line by name, registered priors included."""
-    names = [name for name in PRIORS if not on_grid(name)]
-    return {
-        "nope" if name == "uniform" else name: Method("prior", name) for name in names
-    } | ENCODINGS
+    methods = {}
+    for name in PRIORS:
+        if not on_grid(name):
+            method = "nope" if name == "uniform" else name
+            methods[method] = Method("prior", name)
+    return methods | ENCODINGS
 
 
 def grid_methods() -> dict[str, Method]:
@@ -177,8 +184,9 @@ def grid_methods() -> dict[str, Method]:
     methods = {"nope": Method("prior", "uniform"), "sink": Method("prior", "sink")}
     for name in PRIORS:
         if on_grid(name):
-            names = GRID_NAMES.get(name, {_grid_method(name): {}})
-            methods |= {method: Method("prior", name, fixed) for method, fixed in names.items()}
+            by_rule = {_grid_method(name): {}}
+            for method, fixed in GRID_NAMES.get(name, by_rule).items():
+                methods[method] = Method("prior", name, fixed)
     return methods | GRID_ENCODINGS
 
 
@@ -202,13 +210,18 @@ def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[st
     """Names of sums, and of methods that need nothing but what a model supplies."""
     names = [*SUMS]
     for name, method in methods.items():
-        takes = inspect.signature(method.make).parameters.values()
-        required = {p.name for p in takes if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
-        if required <= {*supplied, *method.fixed} and not getattr(
-            method.make, "requires_options", False
-        ):
+        if getattr(method.make, "requires_options", False):
+            continue
+        if _required(method.make) <= {*supplied, *method.fixed}:
             names.append(name)
     return sorted(names)
+
+
+def _required(make: Callable[..., nn.Module]) -> set[str]:
+    """Names of the parameters of `make` that have no default."""
+    parameters = inspect.signature(make).parameters.values()
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    return {p.name for p in named if p.default is p.empty}
 
 
 def check_position(name: str) -> None:
@@ -235,22 +248,23 @@ def layer_methods(
     """
     if isinstance(position, str) and position in HYBRIDS:
         cycle, defaults = HYBRIDS[position]
-        options = dict(options) | {
-            name: default | dict(options.get(name, {})) for name, default in defaults.items()
-        }
+        options = dict(options)
+        for name, default in defaults.items():
+            options[name] = default | dict(options.get(name, {}))
         return layer_methods((cycle * num_layers)[:num_layers], options, num_layers)
     if isinstance(position, str):
         return [(position, dict(options))] * num_layers
     names = list(position)
     if not names or num_layers % len(names) or not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"position={position!r}: expected a method, or a list of as many methods as layers or a number of them that "
-            f"divides {num_layers}"
+            f"position={position!r}: expected a method, or a list of as many methods as layers or "
+            f"a number of them that divides {num_layers}"
         )
     for name, value in options.items():
         if name not in names:
             raise ValueError(
-                f"position_options of {name!r}, which is not in position={names}; {nearest(name, names)}"
+                f"position_options of {name!r}, which is not in position={names}; "
+                f"{nearest(name, names)}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(
@@ -277,12 +291,18 @@ def shared_embedding(
 
 def stored_options(position: str | Sequence[str], positions: Iterable[LayerPosition]) -> Options:
     """`position_options` as a saved model has them, from the positions of all layers."""
-    names = HYBRIDS[position][0] if isinstance(position, str) and position in HYBRIDS else position
-    if isinstance(names, str):
+    if not isinstance(position, str):
+        names = position
+    elif position in HYBRIDS:
+        names, _ = HYBRIDS[position]
+    else:
         return next(iter(positions)).options
     # A layer of a repeated list has the same options as the first of its name.
-    named = list(zip(names, positions, strict=False))
-    return {name: layer.options for name, layer in reversed(named) if layer.options}
+    options: Options = {}
+    for name, layer in zip(names, positions, strict=False):
+        if layer.options:
+            options.setdefault(name, layer.options)
+    return options
 
 
 def create_position(
@@ -316,7 +336,8 @@ def create_position(
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}
     if name in HYBRIDS:
         raise ValueError(
-            f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: a layer takes one of them"
+            f"{name!r} has a method for each layer, {list(HYBRIDS[name][0])}: "
+            "a layer takes one of them"
         )
     options = dict(options or {})
     limits = {key: options.pop(key) for key in ("sinks", "window") if key in options}
@@ -331,7 +352,8 @@ def create_position(
         position = replace(position, window=window)
     if sinks and position.prior.is_zero and position.window is None:
         raise ValueError(
-            f"sinks={sinks}: {name!r} has neither a prior nor a window that they could be exempt from"
+            f"sinks={sinks}: {name!r} has neither a prior nor a window "
+            "that they could be exempt from"
         )
     return replace(position, sinks=sinks, options=position.options | limits)
 
@@ -358,7 +380,8 @@ def create_grid_position(
     check_grid("train_grid", train_grid)
     if isinstance(options, Mapping) and "sinks" in options:
         raise ValueError(
-            f"sinks of {name!r}: they are of a line of tokens; on a grid prefix tokens have no prior"
+            f"sinks of {name!r}: they are of a line of tokens; "
+            "on a grid prefix tokens have no prior"
         )
     supplied = {"dim": dim, "num_heads": num_heads, "train_grid": tuple(train_grid), "depth": depth}
     return _create(name, grid_methods(), GRID_PARTS, supplied, options, lanes, pairs=4)
@@ -372,13 +395,18 @@ def pinned_context(name: str, train_context: int) -> Options:
     or whose window that is.
     """
     if name in HYBRIDS:
-        names, start = HYBRIDS[name]
-        # A share becomes the number of tokens that it was.
-        windows = {
-            part: {"window": round(of["window"] * train_context)} for part, of in start.items()
-        }
-        options = {part: windows.get(part) or pinned_context(part, train_context) for part in names}
-        return {part: of for part, of in options.items() if of}
+        methods, defaults = HYBRIDS[name]
+        options: Options = {}
+        for method in methods:
+            if method in defaults:
+                # A share becomes the number of tokens that it was.
+                tokens = round(defaults[method]["window"] * train_context)
+                pinned = {"window": tokens}
+            else:
+                pinned = pinned_context(method, train_context)
+            if pinned:
+                options[method] = pinned
+        return options
     parts = _parts(name, line_methods(), {})
     for part, method in parts.items():
         if method.windowed or part == "learned":
@@ -391,13 +419,12 @@ def pinned_context(name: str, train_context: int) -> Options:
 def uniform_options(name: str, options: Options, *, grid: bool = False) -> Options:
     """`options` of a method with which every part that has an option `init`, and has it not among
     them, starts uniform."""
-    parts = _parts(name, grid_methods() if grid else line_methods(), GRID_PARTS if grid else {})
-    start = {part: {"init": "uniform"} for part, method in parts.items() if method.takes("init")}
+    parts = _parts(name, grid_methods(), GRID_PARTS) if grid else _parts(name, line_methods(), {})
+    starting = [part for part, method in parts.items() if method.takes("init")]
+    uniform: Options = {"init": "uniform"}
     if not _is_sum(name):
-        return start.get(name, {}) | dict(options)
-    return dict(options) | {
-        part: value | dict(options.get(part, {})) for part, value in start.items()
-    }
+        return (uniform if starting else {}) | dict(options)
+    return dict(options) | {part: uniform | dict(options.get(part, {})) for part in starting}
 
 
 def _is_sum(name: str) -> bool:
@@ -409,20 +436,19 @@ def _parts(
 ) -> dict[str, Method]:
     """The methods that a name consists of, by the names of its parts; one for a method that is no
     sum."""
+    is_sum = _is_sum(name)
     parts: dict[str, Method] = {}
-    for word in "+".join(SUMS.get(word, word) for word in name.split("+")).split("+"):
-        method = stand_for.get(word, word) if _is_sum(name) else word
+    for word in _words(name):
+        method = stand_for.get(word, word) if is_sum else word
         if method not in methods:
-            known = sorted({*methods, *SUMS, *(stand_for if _is_sum(name) else ())})
-            what = f"unknown position method {name!r}"
-            what = (
-                f"unknown part {word!r} of the position method {name!r}" if _is_sum(name) else what
-            )
+            known = sorted({*methods, *SUMS, *(stand_for if is_sum else ())})
+            what = f"unknown part {word!r} of the position" if is_sum else "unknown position"
             raise ValueError(
-                f"{what}; {_hint(word, methods, known)}Known: {', '.join(known)}, and sums of them joined "
-                "by '+'. One from outside is known once the module that registers it is imported (commands: --import FILE.py)"
+                f"{what} method {name!r}; {_hint(word, methods, known)}Known: {', '.join(known)}, "
+                "and sums of them joined by '+'. One from outside is known once the module that "
+                "registers it is imported (commands: --import FILE.py)"
             )
-        part = re.sub(r"2d(_.*)?$", "", method) if _is_sum(name) else name
+        part = re.sub(r"2d(_.*)?$", "", method) if is_sum else name
         if part in parts:
             raise ValueError(
                 f"position method {name!r} has the part {part!r} twice; a sum has each part once"
@@ -432,17 +458,28 @@ def _parts(
         several = [part for part, method in parts.items() if method.part == kind]
         if len(several) > 1:
             raise ValueError(
-                f"position method {name!r} has the {what}s {' and '.join(several)}; a sum has at most one"
+                f"position method {name!r} has the {what}s {' and '.join(several)}; "
+                "a sum has at most one"
             )
     return parts
+
+
+def _words(name: str) -> list[str]:
+    """The names of a sum's parts as they are written, with those of a named sum in its place."""
+    words: list[str] = []
+    for word in name.split("+"):
+        words += SUMS.get(word, word).split("+")
+    return words
 
 
 def _hint(word: str, methods: Mapping[str, Method], known: Iterable[str]) -> str:
     """What may be meant by a word that is no method: those of the same name on a grid, one without
     SSMax, or the nearest."""
-    if on_grids := [repr(method) for method in methods if method.startswith(f"{word}2d")]:
-        return f"did you mean {', '.join(on_grids)}? "
-    if word.endswith("_ssmax") and (plain := word.removesuffix("_ssmax")) in known:
+    grid_names = [repr(method) for method in methods if method.startswith(f"{word}2d")]
+    if grid_names:
+        return f"did you mean {', '.join(grid_names)}? "
+    plain = word.removesuffix("_ssmax")
+    if plain != word and plain in known:
         return (
             f"expected {plain!r}: '_ssmax' ends the name of a model, and its option is ssmax=True. "
         )
@@ -463,42 +500,34 @@ def _create(
     columns."""
     for size in ("dim", "num_heads"):
         check_whole(size, supplied[size], 1)
-    head_dim = supplied["dim"] // supplied["num_heads"]
     is_sum = _is_sum(name)
     parts = _parts(name, methods, stand_for)
-    by_part: Options = dict(options or {}) if is_sum else {name: dict(options or {})}
-    for part, value in by_part.items():
-        if part not in parts:
-            raise ValueError(
-                f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}Its parts: {', '.join(parts)}"
-            )
-        if not isinstance(value, Mapping):
-            raise ValueError(
-                f"the options of {part!r} in {name!r} must be given by name, got {value!r}"
-            )
-    priors: dict[str, Prior] = {}
-    others: Options = {}
+    part_options: Options = dict(options or {}) if is_sum else {name: dict(options or {})}
+    _check_part_options(name, parts, part_options)
+
     # Priors first: a rotation turns the columns that their lanes leave, but for an odd one at the
     # end.
+    head_dim = supplied["dim"] // supplied["num_heads"]
+    priors: dict[str, Prior] = {}
+    others: Options = {}
     for part, method in sorted(parts.items(), key=lambda item: item[1].part != "prior"):
         width = head_dim
         if is_sum and method.part == "rotary":
-            taken = sum(prior.num_lanes for prior in priors.values()) if lanes == "inside" else 0
-            width = max(head_dim - taken, 0) // pairs * pairs
-        start = SUM_OPTIONS.get(part, {}) if is_sum else {}
-        values = {key: value for key, value in start.items() if method.takes(key)} | dict(
-            by_part.get(part, {})
+            lane_count = sum(prior.num_lanes for prior in priors.values())
+            columns = head_dim - lane_count if lanes == "inside" else head_dim
+            width = max(columns, 0) // pairs * pairs
+        module = _make_part(
+            method,
+            supplied | {"head_dim": width},
+            part_options.get(part, {}),
+            start=SUM_OPTIONS.get(part, {}) if is_sum else {},
+            owner=f"part {part!r} of {name!r}" if is_sum else repr(name),
         )
-        known = supplied | {"head_dim": width}
-        fixed = {key: value for key, value in known.items() if method.takes(key)} | method.fixed
-        defaults = {"train_context", "train_grid"} & fixed.keys()
-        owner = f"part {part!r} of {name!r}" if is_sum else repr(name)
-        check_options(owner, method.make, values, fixed=fixed.keys() - defaults, defaults=defaults)
-        module = method.make(**fixed | values)
         if isinstance(module, Prior):
             priors[part] = module
         else:
             others[method.part] = module
+
     if not priors:
         prior = create_prior("uniform", num_heads=supplied["num_heads"])
     elif is_sum:
@@ -507,12 +536,47 @@ def _create(
         prior = Compose(**priors)
     else:
         prior = priors[name]
-    stored = {
-        part: dict(priors[part].stored_options(o) if part in priors else o)
-        for part, o in by_part.items()
-    }
-    windowed = next((part for part, method in parts.items() if method.windowed), None)
-    window = (
-        None if windowed is None else (supplied | dict(by_part.get(windowed, {})))["train_context"]
+    stored = {part: dict(values) for part, values in part_options.items()}
+    for part in stored.keys() & priors.keys():
+        stored[part] = dict(priors[part].stored_options(stored[part]))
+    window = None
+    for part, method in parts.items():
+        if method.windowed:
+            window = part_options.get(part, {}).get("train_context", supplied["train_context"])
+            break
+    return LayerPosition(
+        prior,
+        **others,
+        window=window,
+        options=stored if is_sum else stored[name],
     )
-    return LayerPosition(prior, **others, window=window, options=stored if is_sum else stored[name])
+
+
+def _check_part_options(name: str, parts: Mapping[str, Method], part_options: Options) -> None:
+    """ValueError for options of a part that the method `name` does not have, or that are no
+    mapping."""
+    for part, options in part_options.items():
+        if part not in parts:
+            raise ValueError(
+                f"{name!r} has no part {part!r}; {did_you_mean(part, parts)}"
+                f"Its parts: {', '.join(parts)}"
+            )
+        if not isinstance(options, Mapping):
+            raise ValueError(
+                f"the options of {part!r} in {name!r} must be given by name, got {options!r}"
+            )
+
+
+def _make_part(
+    method: Method, supplied: Options, options: Mapping[str, object], *, start: Options, owner: str
+) -> nn.Module:
+    """The module of a part: from what the model supplies and the method takes, what the part starts
+    with, and its options. ValueError in the name of `owner`."""
+    values = {key: value for key, value in start.items() if method.takes(key)}
+    values |= options
+    fixed = {key: value for key, value in supplied.items() if method.takes(key)}
+    fixed |= method.fixed
+    # Options may replace the context of training, and nothing else that the model supplies.
+    defaults = {"train_context", "train_grid"} & fixed.keys()
+    check_options(owner, method.make, values, fixed=fixed.keys() - defaults, defaults=defaults)
+    return method.make(**fixed | values)

@@ -102,7 +102,7 @@ class Positions:
     def slice(self, start: int, stop: int) -> Positions:
         """Positions [start, stop) of a line's, counted from its first."""
         if self.is_grid:
-            raise ValueError(f"positions [{start}, {stop}) of a grid: only a line has slices")
+            raise ValueError(f"positions [{start}, {stop}) of a grid: expected those of a line")
         if not 0 <= start < stop <= self.length:
             raise ValueError(
                 f"positions [{start}, {stop}) of {self.length}: "
@@ -133,7 +133,7 @@ class Positions:
         index = self.index(device)
         last = self.offset + self.length - 1
         if last >= size and self.within is not None:
-            # Positions restart in documents. Reading the largest back synchronises, hence only here.
+            # Positions restart in documents. Reading the largest one back synchronises.
             last = int(index.max())
         if last >= size:
             raise ValueError(f"{what}, got position {last}")
@@ -147,7 +147,8 @@ class Positions:
         """
         if self.shape is None:
             raise ValueError(
-                "a line of tokens has no grid; make the positions with Positions.grid(height, width)"
+                "a line of tokens has no grid; "
+                "make the positions with Positions.grid(height, width)"
             )
         height, width = self.shape
         y = torch.arange(height, device=device)[:, None].expand(height, width)

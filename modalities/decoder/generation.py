@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from zoo.decoding import KVCache
 from zoo.errors import LARGEST_SEED
 from zoo.layers import execution_device
 from zoo.positions import slices
 
-if TYPE_CHECKING:
-    from modalities.decoder.model import Decoder
+# Prompt tokens, of all rows, that are read at a time.
+PREFILL_TOKENS = 1 << 15
+# Token ids, of any lengths.
+Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]
+# What decoding writes for bytes that are no character, or not yet.
+BROKEN = "\ufffd"
 
 
-PREFILL_TOKENS = 1 << 15  # prompt tokens, of all rows, that are read at a time
-Prompts = Tensor | Sequence[Sequence[int] | np.ndarray]  # token ids, of any lengths
-BROKEN = "\ufffd"  # what a decoder writes for bytes that are no character, or not yet
+class CausalDecoder(Protocol):
+    """What generation asks of a model: `Decoder`, and those of other libraries."""
+
+    @property
+    def embedding(self) -> nn.Module: ...
+
+    def new_cache(self, capacity: int = 0) -> Any:
+        """An empty cache of keys and values."""
+
+    def forward_features(
+        self,
+        tokens: Tensor,
+        *,
+        segments: Tensor | None = None,
+        cache: Any = None,
+        last: int | None = None,
+    ) -> Tensor:
+        """(B, T, C) of tokens (B, T) that follow those of the cache; of the `last` ones alone."""
+
+    def forward_head(self, features: Tensor) -> Tensor:
+        """(…, V) logits of features (…, C)."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +73,20 @@ class Sampling:
             return logits.argmax(-1)
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
-            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[:, -1:], -torch.inf)
+            least = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
         if self.top_p is not None:
-            ordered, index = logits.sort(descending=True)
-            before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-            logits = logits.scatter(
-                -1, index, ordered.masked_fill(before >= self.top_p, -torch.inf)
-            )
+            descending, index = logits.sort(descending=True)
+            probabilities = descending.softmax(-1)
+            # A token stays where those before it have not reached top_p: always the first.
+            before = probabilities.cumsum(-1) - probabilities
+            descending = descending.masked_fill(before >= self.top_p, -torch.inf)
+            logits = logits.scatter(-1, index, descending)
         return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
 def generate(
-    model: Decoder,
+    model: CausalDecoder,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -80,7 +102,8 @@ def generate(
     rows: list[list[int]] = []
     ended: set[int] = set()
     for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, seed=seed, **sampling):
-        rows = rows or [[] for _ in tokens]
+        if not rows:
+            rows = [[] for _ in tokens]
         for n, token in enumerate(tokens.tolist()):
             if token == eos_id:
                 ended.add(n)
@@ -92,7 +115,7 @@ def generate(
 
 
 def stream(
-    model: Decoder,
+    model: CausalDecoder,
     prompts: Prompts,
     *,
     max_new_tokens: int,
@@ -106,41 +129,48 @@ def stream(
         if not 0 <= seed <= LARGEST_SEED:
             raise ValueError(f"seed must be from 0 to {LARGEST_SEED}, got {seed}")
         seed = torch.Generator(execution_device(model.embedding)).manual_seed(seed)
-    return _stream(model, prompts, max_new_tokens, Sampling(**sampling), seed)  # type: ignore[arg-type]
+    settings = Sampling(**sampling)  # type: ignore[arg-type]
+    return _stream(model, prompts, max_new_tokens, settings, seed)
 
 
 @torch.no_grad()
 def _stream(
-    model: Decoder,
+    model: CausalDecoder,
     prompts: Prompts,
     count: int,
     sampling: Sampling,
     generator: torch.Generator | None,
 ) -> Iterator[Tensor]:
     tokens, segments = left_pad(prompts, execution_device(model.embedding))
-    held = model.new_cache(tokens.shape[1] + count)
-    real = None if segments is None else torch.zeros_like(segments[:, :1])
+    cache = model.new_cache(tokens.shape[1] + count)
+    # New tokens are of document 0, where prompts are padded.
+    new_segments = None if segments is None else torch.zeros_like(segments[:, :1])
     for _ in range(count):
-        tokens = sampling.draw(
-            model.forward_head(prefill(model, tokens, held, segments)), generator
-        )[:, None]
-        segments = real
-        yield tokens[:, 0]
+        features = prefill(model, tokens, cache, segments)
+        next_tokens = sampling.draw(model.forward_head(features), generator)
+        yield next_tokens
+        tokens = next_tokens[:, None]
+        segments = new_segments
 
 
 def prefill(
-    model: Decoder, tokens: Tensor, cache: KVCache, segments: Tensor | None = None
+    model: CausalDecoder, tokens: Tensor, cache: Any, segments: Tensor | None = None
 ) -> Tensor:
     """Features (B, C) of the last of tokens (B, T), which follow what the cache holds and are read
     in parts."""
-    for part in slices(tokens.shape[1], max(1, PREFILL_TOKENS // len(tokens))):
-        ids = None if segments is None else segments[:, part]
-        features = model.forward_features(tokens[:, part], segments=ids, cache=cache, last=1)
+    tokens_at_once = max(1, PREFILL_TOKENS // len(tokens))
+    for part in slices(tokens.shape[1], tokens_at_once):
+        features = model.forward_features(
+            tokens[:, part],
+            segments=None if segments is None else segments[:, part],
+            cache=cache,
+            last=1,
+        )
     return features[:, -1]
 
 
 def stream_text(
-    model: Decoder,
+    model: CausalDecoder,
     prompt: Sequence[int] | np.ndarray,
     decode: Callable[[list[int]], str],
     *,
@@ -159,8 +189,11 @@ def _whole_characters(
     tokens: Iterable[int], decode: Callable[[list[int]], str], eos_id: int | None
 ) -> Iterator[str]:
     ids: list[int] = []
-    written = 0  # characters
-    for token in itertools.takewhile(lambda token: token != eos_id, tokens):
+    # Characters that were yielded.
+    written = 0
+    for token in tokens:
+        if token == eos_id:
+            break
         ids.append(token)
         whole = decode(ids).rstrip(BROKEN)
         yield whole[written:]
@@ -181,6 +214,5 @@ def left_pad(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor | N
     padding = [tokens.shape[1] - len(row) for row in rows]
     if not any(padding):
         return tokens, None
-    return tokens, (torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]).long().to(
-        device
-    ) - 1
+    in_prompt = torch.arange(tokens.shape[1]) >= torch.tensor(padding)[:, None]
+    return tokens, in_prompt.long().to(device) - 1

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modalities.contract import Cost
 from modalities.cost import activation_numbers
+from modalities.decoder.generation import generate
 from modalities.decoder.tokenizers import save_copy, use_copy
 from modalities.starts import check_start, deviation, start_weights
 from zoo.attention.call import Kernel
@@ -49,8 +50,10 @@ from zoo.methods import (
 from zoo.model import MANIFEST, SAVED, ZooModel
 from zoo.positions import Positions
 
-IGNORED = -100  # in place of a target that does not count
-LOGIT_BYTES = 1 << 29  # of float32 logits that a loss has at a time
+# In place of a target that does not count.
+IGNORED = -100
+# Of float32 logits that a loss has at a time.
+LOGIT_BYTES = 1 << 29
 # Norm and MLP of a style; "gpt2" has biases too.
 STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
     "llama": (nn.RMSNorm, SwiGLU),
@@ -63,27 +66,31 @@ class DecoderConfig:
     """Everything that makes a decoder; JSON. ValueError for a field of another type or out of
     bounds.
 
-    vocab_size: V.  dim: C.  num_layers, num_heads: H.  num_kv_heads: G, None for H.  hidden_dim: of
-    the MLP.
-    style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).  tied: one
-    matrix at both ends.
-    position: a name of `zoo.methods.list_positions()` or a sum of them, with `position_options` for
-    it; or a list of names,
-        one per layer or repeated, or a hybrid, with options by name. An embedding enters once,
-        before the layers.
-    ssmax: scale logits by s·ln n; scale_prior: the prior's logits too; ssmax_start: s at the start;
-    ssmax_positive: s > 0, see
-        `SSMax`.  qk_norm, output_gate: norms of queries and keys, and a gate of the output, see
-        `Attention`.
-    scale_content: divide the content's logits by √d_c.  weight_init: how weights start, of
-    `modalities.starts.STARTS`.
-    share_prior: one prior for all layers instead of one each.  train_context: tokens per training
-    row.
-    tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
-    activation_checkpointing: recompute each block in the backward pass.  logit_options: of version
-    0.5; empty.
-    lanes: the prior's lanes "inside" the head width, at the cost of content columns, or "beside" it
-    (see `Attention`).
+    Attributes:
+        vocab_size: V.
+        dim: C.
+        num_layers, num_heads: the depth, and H.
+        num_kv_heads: G; None for H.
+        hidden_dim: of the MLP.
+        style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
+        position: a name of `zoo.methods.list_positions()` or a sum of them; or a list of names, one
+            per layer or repeated. An embedding enters once, before the layers.
+        position_options: of the method; by name where there are several, as in a hybrid.
+        ssmax: scale logits by s·ln n, see `SSMax`.
+        scale_prior: SSMax scales the prior's logits too.
+        scale_content: divide the content's logits by √d_c.
+        ssmax_start: s at the start.
+        ssmax_positive: s > 0.
+        qk_norm, output_gate: norms of queries and keys, and a gate of the output, see `Attention`.
+        share_prior: one prior for all layers instead of one each.
+        train_context: tokens per training row.
+        tied: one matrix at both ends.
+        tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
+        activation_checkpointing: recompute each block in the backward pass.
+        lanes: the prior's lanes "inside" the head width, at the cost of content columns, or
+            "beside" it, see `Attention`.
+        weight_init: how weights start, of `modalities.starts.STARTS`.
+        logit_options: of version 0.5; empty.
     """
 
     vocab_size: int = bounded(264, 1, 2**24)
@@ -115,13 +122,15 @@ class DecoderConfig:
         check_fields(self)
         if self.logit_options:
             raise ValueError(
-                f"logit_options={self.logit_options}: gates and temperatures of logits are gone since 0.6"
+                f"logit_options={self.logit_options}: "
+                "gates and temperatures of logits are gone since 0.6"
             )
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
         check_start(self.weight_init)
-        matrices = 4 * self.dim + 3 * self.hidden_dim  # of a layer, in columns
-        check_parameters(self.dim * (self.vocab_size + self.num_layers * matrices))
+        # Columns of a layer's matrices, four of attention and three of the MLP.
+        columns = 4 * self.dim + 3 * self.hidden_dim
+        check_parameters(self.dim * (self.vocab_size + self.num_layers * columns))
 
 
 class Decoder(ZooModel):
@@ -136,7 +145,8 @@ class Decoder(ZooModel):
         """As `ZooModel.save_pretrained`, with a copy of the tokenizer's files where they are the
         user's."""
         super().save_pretrained(folder, **options)
-        if copies := save_copy(self.config.tokenizer, Path(folder)):
+        copies = save_copy(self.config.tokenizer, Path(folder))
+        if copies:
             write_json(Path(folder) / MANIFEST, file_digests(folder, [*SAVED, *copies]))
 
     @classmethod
@@ -150,22 +160,27 @@ class Decoder(ZooModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        self.register_module(
-            "position_embedding", None
-        )  # its place among the modules is before the layers
+        # Its place among the modules is before the layers.
+        self.register_module("position_embedding", None)
         self.layers = nn.ModuleList()
         positions: list[LayerPosition] = []
-        sizes: dict[str, int] = dict(
-            dim=config.dim, num_heads=config.num_heads, train_context=config.train_context
-        )
         for name, options in methods:
-            positions.append(create_position(name, **sizes, options=options, lanes=config.lanes))
-            self.layers.append(_block(config, positions[-1]))
+            position = create_position(
+                name,
+                dim=config.dim,
+                num_heads=config.num_heads,
+                train_context=config.train_context,
+                options=options,
+                lanes=config.lanes,
+            )
+            positions.append(position)
+            self.layers.append(_block(config, position))
         if config.share_prior:
             share_prior([cast(Block, layer).attention for layer in self.layers], methods)
         self.position_embedding = shared_embedding(methods, positions)
         self.config = replace(config, position_options=stored_options(config.position, positions))
-        self.norm = STYLES[config.style][0](config.dim, eps=1e-5)
+        norm, _ = STYLES[config.style]
+        self.norm = norm(config.dim, eps=1e-5)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.gradient_checkpointing = config.activation_checkpointing
         start_weights(self, config.weight_init, depth=config.num_layers)
@@ -176,24 +191,22 @@ class Decoder(ZooModel):
 
     def refuses_sequence(self, size: int) -> str | None:
         config = self.config
-        one = Positions.line(1)
-        for what, count in {
-            "num_heads": config.num_heads,
-            "train_context": config.train_context,
-        }.items():
+        counts = {"num_heads": config.num_heads, "train_context": config.train_context}
+        for name, count in counts.items():
             if count % size:
-                return f"{what}={count} of the model is no multiple of {size}"
+                return f"{name}={count} of the model is no multiple of {size}"
+        one = Positions.line(1)
         for layer in self.layers:
             prior = cast(Block, layer).attention.prior
             try:
                 prior.of_heads([0])
                 prior.content(self.embedding.weight.new_zeros(1, 1, config.dim))
-                dense = isinstance(prior.beside_lanes(one, one, causal=True).bias, Tensor)
+                bias = prior.beside_lanes(one, one, causal=True).bias
             except ValueError as error:
                 return str(error)
-            if dense:
-                name = type(prior).__name__
-                return f"{name} makes a T × T matrix for each head, too large for lines that need sharing"
+            if isinstance(bias, Tensor):
+                matrix = f"{type(prior).__name__} makes a T × T matrix for each head"
+                return f"{matrix}, too large for lines that need sharing"
         return None
 
     def new_cache(self, capacity: int = 0) -> KVCache:
@@ -207,8 +220,13 @@ class Decoder(ZooModel):
 
     def _small_modules(self) -> list[nn.Module]:
         """Priors and SSMax of all layers, which other methods than their `forward` read too."""
-        attentions = [cast(Block, layer).attention for layer in self.layers]
-        return [part for a in attentions for part in (a.prior, a.ssmax) if part is not None]
+        modules: list[nn.Module] = []
+        for layer in self.layers:
+            attention = cast(Block, layer).attention
+            modules.append(attention.prior)
+            if attention.ssmax is not None:
+                modules.append(attention.ssmax)
+        return modules
 
     def forward_features(
         self,
@@ -223,37 +241,41 @@ class Decoder(ZooModel):
         """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the
         rows.
 
-        tokens: ids (B, T), or embeddings (B, T, C).  segments: document ids (B, T) of rows that are
-            packed or padded.
-        last: of so many last tokens alone.  states: a list that gets the input (B, T, C) of every
-            layer.
+        tokens: ids (B, T), or embeddings (B, T, C).
+        segments: document ids (B, T) of rows that are packed or padded.
+        last: of so many last tokens alone.
+        states: a list that gets the input (B, T, C) of every layer.
         """
-        if cache is None:
-            positions = (
-                Positions.line(tokens.shape[1])
-                if segments is None
-                else Positions.documents(segments)
-            )
+        length = tokens.shape[1]
+        if cache is not None:
+            cache.reserve(length)
+            positions, segments = cache.positions(length, segments)
+        elif segments is not None:
+            positions = Positions.documents(segments)
         else:
-            cache.reserve(tokens.shape[1])
-            positions, segments = cache.positions(tokens.shape[1], segments)
-        part = positions  # of this rank
+            positions = Positions.line(length)
+        rank_positions = positions
         if self.sequence is not None:
             tokens = self.sequence.part(tokens)
-            part = self.sequence.part_of(positions)
+            rank_positions = self.sequence.part_of(positions)
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(part, x)
+            x = x + self.position_embedding(rank_positions, x)
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
             for n, layer in enumerate(self.layers):
-                options: dict[str, Any] = dict(
-                    segments=segments, kernel=kernel, sequence=self.sequence
-                )
-                options |= {"cache": cache.layers[n]} if cache else {}
-                options |= {"last": last} if layer is self.layers[-1] else {}
+                options: dict[str, Any] = {
+                    "segments": segments,
+                    "kernel": kernel,
+                    "sequence": self.sequence,
+                }
+                if cache is not None:
+                    options["cache"] = cache.layers[n]
+                if layer is self.layers[-1]:
+                    options["last"] = last
                 if states is not None:
                     states.append(x)
-                if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                if recompute:
                     x = checkpoint(layer, x, positions, use_reentrant=False, **options)
                 else:
                     x = layer(x, positions, **options)
@@ -266,10 +288,10 @@ class Decoder(ZooModel):
         if self.head is not None:
             return self.head(features).float()
         weight = self.embedding.weight
-        if weight.is_meta:  # offloaded: the call of the embedding loads it
-            weight = self.embedding(torch.arange(len(weight), device=features.device)).to(
-                features.device
-            )
+        if weight.is_meta:
+            # Offloaded: the call of the embedding loads it.
+            every_id = torch.arange(len(weight), device=features.device)
+            weight = self.embedding(every_id).to(features.device)
         return F.linear(features, weight).float()
 
     def forward(
@@ -284,9 +306,9 @@ class Decoder(ZooModel):
         """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and
         `segments` are the new ones only."""
         features = self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel)
-        return (
-            self.forward_head(features) if targets is None else self.token_losses(features, targets)
-        )
+        if targets is None:
+            return self.forward_head(features)
+        return self.token_losses(features, targets)
 
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
         """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0
@@ -298,19 +320,19 @@ class Decoder(ZooModel):
         if 4 * targets.numel() * self.config.vocab_size <= LOGIT_BYTES:
             return self._losses(features, targets)
         rows = max(1, LOGIT_BYTES // (4 * self.config.vocab_size))
-        parts = zip(features.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        again: dict[str, Any] = dict(
-            use_reentrant=False, preserve_rng_state=False
-        )  # nothing here is random
-        return torch.cat([checkpoint(self._losses, *part, **again) for part in parts]).view(
-            targets.shape
-        )
+        feature_parts = features.flatten(0, 1).split(rows)
+        target_parts = targets.flatten().split(rows)
+        losses = []
+        for part in zip(feature_parts, target_parts, strict=True):
+            # Nothing here is random, so no state of a generator is needed.
+            loss = checkpoint(self._losses, *part, use_reentrant=False, preserve_rng_state=False)
+            losses.append(loss)
+        return torch.cat(losses).view(targets.shape)
 
     def _losses(self, features: Tensor, targets: Tensor) -> Tensor:
         logits = self.forward_head(features).flatten(0, -2)
-        return F.cross_entropy(
-            logits, targets.flatten(), reduction="none", ignore_index=IGNORED
-        ).view(targets.shape)
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=IGNORED)
+        return losses.view(targets.shape)
 
     def generate(
         self,
@@ -320,17 +342,18 @@ class Decoder(ZooModel):
         **options: float | torch.Generator | None,
     ) -> list[list[int]]:
         """New tokens of each prompt; arguments as in `modalities.decoder.generation.generate`."""
-        from modalities.decoder.generation import generate
-
         return generate(self, prompts, max_new_tokens=max_new_tokens, **options)  # type: ignore[arg-type]
 
 
 def target_weights(batch: Mapping[str, Any]) -> Tensor:
     """(B, L) float32, what each target of a packed batch counts: 0 where it is padding (segment −1)
     or in another document than its input; else its entry of "weights", or 1 without."""
-    segments = batch["segments"]
-    counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] >= 0)
-    return counts * batch["weights"][:, 1:] if "weights" in batch else counts.float()
+    segments = batch["segments"][:, 1:]
+    inputs = batch["segments"][:, :-1]
+    counts = (segments == inputs) & (segments >= 0)
+    if "weights" in batch:
+        return counts * batch["weights"][:, 1:]
+    return counts.float()
 
 
 def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
@@ -350,8 +373,9 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     tokens = batch["tokens"]
     segments = batch["segments"]
     weights = target_weights(batch)
+    # Rows of one document, the usual case, need no document mask.
     packed = batch.get("packed")
-    if packed is None:  # rows of one document, the usual case, need no document mask
+    if packed is None:
         packed = not has_values(segments) or not bool(single_documents(segments).all())
     # A target that does not count may have the logit −inf (DNA's unknown base), and 0 · inf is NaN.
     targets = tokens[:, 1:].masked_fill(weights == 0, IGNORED)
@@ -359,8 +383,10 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
     if model.sequence is not None:
         targets = model.sequence.part(targets)
         weights = model.sequence.part(weights)
-    losses = model(tokens[:, :-1], segments=segments[:, :-1] if packed else None, targets=targets)
-    return (losses.flatten() * weights.flatten()).sum() / total, {"tokens": (weights > 0).sum()}
+    inputs = tokens[:, :-1]
+    losses = model(inputs, segments=segments[:, :-1] if packed else None, targets=targets)
+    loss = (losses.flatten() * weights.flatten()).sum() / total
+    return loss, {"tokens": (weights > 0).sum()}
 
 
 class RowData(Protocol):
@@ -375,38 +401,50 @@ def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
     pair and layer."""
     config = model.config
     length = data.context
-    matrices = sum(
-        p.numel()
-        for name, p in model.named_parameters()
-        if p.ndim == 2 and name != "embedding.weight"
-    )
-    matrices += (
-        config.vocab_size * config.dim if config.tied else 0
-    )  # tied: the embedding is the head's matrix
-    flops = 6.0 * matrices * length + 6.0 * config.dim * length**2 * config.num_layers
+    matrix_numbers = 0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and name != "embedding.weight":
+            matrix_numbers += parameter.numel()
+    if config.tied:
+        # The embedding is the head's matrix.
+        matrix_numbers += config.vocab_size * config.dim
+    flops = 6.0 * matrix_numbers * length + 6.0 * config.dim * length**2 * config.num_layers
     hidden = (4 if config.style == "llama" else 2) * config.hidden_dim
-    layers = activation_numbers(
-        config.num_layers, config.dim, hidden, config.activation_checkpointing, width
+    numbers = activation_numbers(
+        config.num_layers,
+        config.dim,
+        hidden,
+        config.activation_checkpointing,
+        width,
     )
     return Cost(
-        length, flops, length * width * layers, 4.0 * config.vocab_size * length, LOGIT_BYTES
+        units=length,
+        flops=flops,
+        activation_bytes=length * width * numbers,
+        logit_bytes=4.0 * config.vocab_size * length,
+        most_logit_bytes=LOGIT_BYTES,
     )
 
 
 def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
     """ValueError where a model's options name another tokenizer than the data's."""
-    if (name := options.get("tokenizer", spec)) != spec:
+    name = options.get("tokenizer", spec)
+    if name != spec:
         raise ValueError(
-            f"model.options.tokenizer={name} and data.tokenizer={spec} disagree; set data.tokenizer alone"
+            f"model.options.tokenizer={name} and data.tokenizer={spec} disagree; "
+            "set data.tokenizer alone"
         )
 
 
 def _block(config: DecoderConfig, position: LayerPosition) -> Block:
     ssmax = None
     if config.ssmax:
-        options: dict[str, Any] = dict(start=config.ssmax_start, positive=config.ssmax_positive)
         ssmax = SSMax(
-            config.num_heads, train_context=config.train_context, window=position.reach, **options
+            config.num_heads,
+            train_context=config.train_context,
+            start=config.ssmax_start,
+            positive=config.ssmax_positive,
+            window=position.reach,
         )
     attention = Attention(
         config.dim,
@@ -441,6 +479,12 @@ def register_decoders(
     def entry(position: str, size: str, ssmax: bool) -> dict[str, Any]:
         return asdict(config(**sizes[size], position=position, ssmax=ssmax))
 
-    register_family(
-        ModelFamily(modality, build, sizes, entry, list_layered_positions, check_position)
+    family = ModelFamily(
+        modality,
+        build,
+        sizes,
+        entry,
+        list_layered_positions,
+        check_position,
     )
+    register_family(family)

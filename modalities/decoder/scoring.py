@@ -17,7 +17,8 @@ from modalities.decoder.generation import prefill
 from modalities.decoder.model import Decoder
 from zoo.positions import slices
 
-LOGIT_BUDGET = 1 << 23  # logits alive at once, as a count of float64 numbers (64 MiB)
+# Logits alive at once, as a count of float64 numbers (64 MiB).
+LOGIT_BUDGET = 1 << 23
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -28,9 +29,8 @@ def device_of(model: torch.nn.Module) -> torch.device:
 def logits_by_slice(model: Decoder, features: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Slices of the T positions of ``features`` (B, T, C), each with its float64 logits (B, ·, V),
     at most LOGIT_BUDGET."""
-    for part in slices(
-        features.shape[1], max(1, LOGIT_BUDGET // (len(features) * model.config.vocab_size))
-    ):
+    logits_per_position = len(features) * model.config.vocab_size
+    for part in slices(features.shape[1], max(1, LOGIT_BUDGET // logits_per_position)):
         yield part, model.forward_head(features[:, part]).double()
 
 
@@ -62,21 +62,29 @@ def windows_of(length: int, window: int) -> Iterator[tuple[slice, slice]]:
 def position_buckets(length: int) -> np.ndarray:
     """(length,) octave of each target by the tokens n its prediction sees: k holds 2^(k−1) < n ≤
     2^k, 0 holds n = 1."""
-    return np.frexp(np.arange(length))[1].astype(
-        np.int64
-    )  # of n − 1; exact, where log2 in floating point is not
+    # frexp's exponent of n − 1 is exact, where log2 in floating point is not.
+    exponents = np.frexp(np.arange(length))[1]
+    return exponents.astype(np.int64)
 
 
 @contextmanager
 def telling(model: Decoder, units: int, advance: Callable[[int], object] | None) -> Iterator[None]:
     """Inside the context one pass calls `advance` after each layer, with its share of `units`."""
-    layers = list(getattr(model, "layers", ())) if advance else []
+    if advance is None:
+        yield
+        return
+    layers = list(getattr(model, "layers", ()))
 
-    def tell(number: int) -> None:
-        if advance:
-            advance(units * (number + 1) // len(layers) - units * number // len(layers))
+    def hook_of(number: int) -> Callable[..., None]:
+        start = units * number // len(layers)
+        stop = units * (number + 1) // len(layers)
 
-    hooks = [layer.register_forward_hook(lambda *_, n=n: tell(n)) for n, layer in enumerate(layers)]
+        def tell(*_: object) -> None:
+            advance(stop - start)
+
+        return tell
+
+    hooks = [layer.register_forward_hook(hook_of(n)) for n, layer in enumerate(layers)]
     try:
         yield
     finally:
@@ -108,9 +116,9 @@ def answer_scores(model: Decoder, prompts: np.ndarray, answers: np.ndarray) -> d
     every answer token is the likeliest given the true tokens before it; free_generation, greedy
     decoding gives the answer, which it does in the same cases; tokens_right, the share of answer
     tokens that are the likeliest; nll, mean nats per token."""
-    prompt_ids, answer_ids = (
-        torch.as_tensor(x, device=device_of(model)) for x in (prompts, answers)
-    )
+    device = device_of(model)
+    prompt_ids = torch.as_tensor(prompts, device=device)
+    answer_ids = torch.as_tensor(answers, device=device)
     cache = model.new_cache(prompt_ids.shape[1] + answer_ids.shape[1])
     logits = model.forward_head(prefill(model, prompt_ids, cache))[:, None]
     if answer_ids.shape[1] > 1:

@@ -37,7 +37,7 @@ from modalities.cost import keep_freed_tensors
 from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.settings import check_choice, counts, option
 from recipes.commands import CommandError, Console, call, clock, facts_table, short, with_options
-from recipes.targets import parse_overrides
+from recipes.overrides import parse_overrides
 from zoo.adapters import ADAPTER
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
 from zoo.cli import Import

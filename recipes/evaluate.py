@@ -71,18 +71,10 @@ from recipes.commands import (
     short,
     with_options,
 )
+from recipes.models import find_baselines, find_device, modality_of, split_names, target_name
+from recipes.overrides import parse_overrides
 from recipes.report import CellProgress, console, print_paired, print_results, write_results
-from recipes.targets import (
-    Target,
-    find_baselines,
-    find_device,
-    find_targets,
-    modality_of,
-    parse_overrides,
-    seed_groups,
-    split_names,
-    target_name,
-)
+from recipes.targets import Target, find_targets, seed_groups
 from zoo.cli import Import
 from zoo.errors import nearest, ran_out_of_memory, require
 from zoo.model import ZooModel

@@ -19,7 +19,8 @@ import typer
 
 from modalities.contract import Writer
 from recipes.commands import CommandError, call
-from recipes.targets import find_trained, installed_modalities
+from recipes.models import installed_modalities
+from recipes.targets import find_trained
 from zoo.cli import Import
 
 

@@ -22,7 +22,7 @@ from transformers import (
 from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
-from recipes.targets import find_outside, modality_of
+from recipes.models import find_outside, modality_of
 from tests.dna.models import tiny
 from tests.text.outside_models import character_tokenizer, load
 

@@ -28,7 +28,8 @@ from recipes import evaluate as command
 from recipes import find_recipe, report
 from recipes.commands import Console, facts_table
 from recipes.evaluate import CellStore, outside_hash, weights_hash
-from recipes.targets import find_targets, override, parse_overrides, seed_groups
+from recipes.overrides import override, parse_overrides
+from recipes.targets import find_targets, seed_groups
 from tests.launching import Done, call
 from zoo import create_model
 from zoo.pretrained import manifest

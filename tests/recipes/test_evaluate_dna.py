@@ -11,7 +11,8 @@ import torch
 from modalities.dna import baselines
 from modalities.dna.config import DnaDataConfig
 from modalities.dna.model import DnaConfig, DnaDecoder
-from recipes.targets import find_baselines, find_targets
+from recipes.models import find_baselines
+from recipes.targets import find_targets
 from tests.recipes.test_evaluate import invoke, saved_run, table
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=64)

@@ -27,7 +27,8 @@ from modalities.text.prompts import Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
 from recipes.commands import CommandError
 from recipes.evaluate import outside_hash
-from recipes.targets import find_outside, find_targets, modality_of
+from recipes.models import find_outside, modality_of
+from recipes.targets import find_targets
 from tests.recipes.test_evaluate import invoke
 from tests.refusals import refuses
 from tests.text.outside_models import character_tokenizer, close, gpt2, llama_of, load

@@ -58,24 +58,26 @@ class MarkovChain(WindowScorer):
         nll = np.empty(windows.shape)
         correct = np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
-            before = min(
-                part.start, self.order
-            )  # a context is all that a chunk needs of the previous one
-            read = windows[:, part.start - before : part.stop]
-            p = chain.probabilities(read, self.order)[:, before:]
-            true = np.minimum(read[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
+            # A context is all that a chunk needs of the previous one.
+            before = min(part.start, self.order)
+            codes = windows[:, part.start - before : part.stop]
+            p = chain.probabilities(codes, self.order)[:, before:]
+            true = np.minimum(codes[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
+            # Equal bases share the hit.
             best = p == p.max(-1, keepdims=True)
-            correct[:, part] = (
-                np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True)
-            )[..., 0]
+            hits = np.take_along_axis(best, true, axis=-1) / best.sum(-1, keepdims=True)
+            correct[:, part] = hits[..., 0]
         known = torch.from_numpy(windows < UNKNOWN)
-        values = (torch.from_numpy(array).where(known, 0.0) for array in (nll, correct))
-        return Scores(next(values), known.long(), next(values))
+        return Scores(
+            nll=torch.from_numpy(nll).where(known, 0.0),
+            bases=known.long(),
+            correct=torch.from_numpy(correct).where(known, 0.0),
+        )
 
 
 BASELINES: dict[str, Callable[[int], MarkovChain]] = {
-    f"markov-{n}": partial(MarkovChain, n) for n in range(ORDER + 1)
+    f"markov-{order}": partial(MarkovChain, order) for order in range(ORDER + 1)
 }
 
 
@@ -91,22 +93,20 @@ class Markov:
         """(B, T, 4) float64: p_k of each base at each place of windows (B, T) of codes, given what
         precedes it there. k is `order`, or the number of known bases since the window's start or
         the last unknown base, where that is less."""
-        codes, known = contexts(windows, order)
-        p = np.full((codes.size, 4), 0.25)
+        context, known = contexts(windows, order)
+        p = np.full((context.size, 4), 0.25)
         for k in range(order + 1):
             rows = slice(None) if k == 0 else np.flatnonzero(known >= k)
-            p[rows] = _posterior(
-                self.tables[k][codes[rows] & (4**k - 1)].astype(np.float64), self.taus[k], p[rows]
-            )
+            counts = _counts_after(self.tables[k], context[rows], k)
+            p[rows] = _posterior(counts, self.taus[k], p[rows])
         return p.reshape(*windows.shape, 4)
 
 
 @lru_cache(maxsize=1)
 def _fitted(data: Heldout[GenomeSplit]) -> Markov:
     if not any(region.label == "train" for region in data.items.regions):
-        raise ValueError(
-            "a Markov chain learns from training regions, and all of it is held out: give --split BED"
-        )
+        reason = "a Markov chain learns from training regions, and all of it is held out"
+        raise ValueError(f"{reason}: give --split BED")
     return fit(data.items.genome, data.items.regions, ORDER)
 
 
@@ -115,24 +115,37 @@ def fit(genome: Genome, regions: Sequence[Region], order: int) -> Markov:
     last."""
     train = joined(select(regions, "train"))
     counted, aside = _pieces(train)
-    table = np.zeros(
-        4 ** (order + 1), np.uint32
-    )  # a count fits: it is at most twice the longest run of one k-mer
+    size = order + 1
+    # A count fits: it is at most twice the longest run of one k-mer.
+    table = np.zeros(4**size, np.uint32)
     for region in counted:
-        _count(genome, region.contig, region.start, region.stop, table, order + 1)
-    # An unknown base after each piece, so that no context crosses its end.
-    chosen = np.concatenate(
-        [np.append(genome.codes(r.contig, r.start, r.stop), np.uint8(UNKNOWN)) for r in aside]
-    )
-    taus = _choose_taus(_lower_orders(_both_strands(table, order + 1)), chosen)
-    for region in aside:  # with the contexts that reach into it from both sides
-        home = next(
-            r for r in train if r.contig == region.contig and r.start <= region.start < r.stop
-        )
-        start = max(region.start - order, home.start)
-        stop = min(region.stop + order, home.stop)
-        _count(genome, region.contig, start, stop, table, order + 1)
-    return Markov(_lower_orders(_both_strands(table, order + 1)), taus)
+        _count(genome, region.contig, region.start, region.stop, table, size)
+    taus = _choose_taus(_lower_orders(_both_strands(table, size)), _codes(genome, aside))
+    for piece in aside:
+        home = next(region for region in train if _holds(region, piece))
+        # With the contexts that reach into it from both sides.
+        start = max(piece.start - order, home.start)
+        stop = min(piece.stop + order, home.stop)
+        _count(genome, piece.contig, start, stop, table, size)
+    return Markov(_lower_orders(_both_strands(table, size)), taus)
+
+
+def _holds(region: Region, piece: Region) -> bool:
+    return region.contig == piece.contig and region.start <= piece.start < region.stop
+
+
+def _codes(genome: Genome, pieces: Sequence[Region]) -> np.ndarray:
+    """Codes of all pieces, an unknown base after each, so that no context crosses its end."""
+    codes = []
+    for piece in pieces:
+        codes.append(genome.codes(piece.contig, piece.start, piece.stop))
+        codes.append(np.array([UNKNOWN], np.uint8))
+    return np.concatenate(codes)
+
+
+def _counts_after(table: np.ndarray, context: np.ndarray, k: int) -> np.ndarray:
+    """(N, 4) float64 counts of each base after the k bases in the last 2k bits of contexts (N,)."""
+    return table[context & (4**k - 1)].astype(np.float64)
 
 
 def _posterior(counts: np.ndarray, tau: float, prior: np.ndarray) -> np.ndarray:
@@ -151,15 +164,20 @@ def _choose_taus(tables: Sequence[np.ndarray], codes: np.ndarray) -> tuple[float
     taus = []
     for k, table in enumerate(tables):
         rows = np.flatnonzero(known >= k)
-        counts = table[context[rows] & (4**k - 1)].astype(np.float64)
+        counts = _counts_after(table, context[rows], k)
         prior = p[rows]
-        here = np.arange(len(rows)), true[rows]
         total = counts.sum(1)
-        hits = counts[here]
-        before = prior[here]
-        gains = [float(np.log((hits + tau * before) / (total + tau)).sum()) for tau in TAUS]
-        taus.append(TAUS[int(np.argmax(gains))])
-        p[rows] = _posterior(counts, taus[-1], prior)
+        # Of the true base.
+        true_base = (np.arange(len(rows)), true[rows])
+        hits = counts[true_base]
+        prior_hits = prior[true_base]
+        gains = []
+        for tau in TAUS:
+            likelihoods = (hits + tau * prior_hits) / (total + tau)
+            gains.append(float(np.log(likelihoods).sum()))
+        best = TAUS[int(np.argmax(gains))]
+        p[rows] = _posterior(counts, best, prior)
+        taus.append(best)
     return tuple(taus)
 
 
@@ -167,22 +185,23 @@ def _pieces(regions: Sequence[Region]) -> tuple[list[Region], list[Region]]:
     """Training regions cut into what is counted and what is set aside, neighbours of one kind in
     one piece."""
     block = min(BLOCK, max(1, round(ASIDE * sum(map(len, regions)))))
-    blocks = [
-        (region, start, min(start + block, region.stop))
-        for region in regions
-        for start in range(region.start, region.stop, block)
-    ]
+    blocks: list[tuple[Region, int]] = []
+    for region in regions:
+        blocks += [(region, start) for start in range(region.start, region.stop, block)]
     number = min(MOST_ASIDE, max(1, round(ASIDE * len(blocks))))
-    aside = set(np.random.default_rng(0).choice(len(blocks), number, replace=False).tolist())
-    pieces: tuple[list[Region], list[Region]] = ([], [])
-    before: tuple[Region, bool] | None = None
-    for n, (region, start, stop) in enumerate(blocks):
-        kind = n in aside
-        if before == (region, kind):
-            start = pieces[kind].pop().start
-        pieces[kind].append(Region(region.contig, start, stop, region.label))
-        before = region, kind
-    return pieces
+    chosen = set(np.random.default_rng(0).choice(len(blocks), number, replace=False).tolist())
+    counted: list[Region] = []
+    aside: list[Region] = []
+    previous: tuple[Region, bool] | None = None
+    for n, (region, start) in enumerate(blocks):
+        stop = min(start + block, region.stop)
+        kind = n in chosen
+        pieces = aside if kind else counted
+        if previous == (region, kind):
+            start = pieces.pop().start
+        pieces.append(Region(region.contig, start, stop, region.label))
+        previous = (region, kind)
+    return counted, aside
 
 
 def _count(
@@ -191,8 +210,9 @@ def _count(
     """Add the stretches of `size` known bases inside [start, stop), as written, to `table`
     (4^size,)."""
     for part in slices(max(0, stop - start - size + 1), CHUNK):
-        words = kmers(genome.codes(contig, start + part.start, start + part.stop + size - 1), size)
-        np.add.at(table, words, np.uint32(1))
+        codes = genome.codes(contig, start + part.start, start + part.stop + size - 1)
+        numbers, _ = kmers(codes, size)
+        np.add.at(table, numbers, np.uint32(1))
 
 
 def _both_strands(table: np.ndarray, size: int) -> np.ndarray:

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import TypeVar
 
@@ -19,7 +18,7 @@ from modalities.dna.splits import GenomeSplit, open_heldout
 from modalities.dna.tokenizers import load_tokenizer
 from modalities.evaluation import Evaluator, Listing
 from modalities.loading import Heldout
-from modalities.results import Axis, CellValue, ModelResult, Row, compact
+from modalities.results import Axis, CellValue, Row, compact
 from modalities.settings import LengthSettings, Settings, check_choice, counts, option
 from zoo.model import ZooModel
 
@@ -47,7 +46,8 @@ class StrandSettings(Settings):
 
     strands: str | None = option(
         None,
-        "one, or both: the mean of a window and its reverse complement; default: as the model's config says",
+        "one, or both: the mean of a window and its reverse complement; "
+        "default: as the model's config says",
     )
 
     def __post_init__(self) -> None:
@@ -71,33 +71,14 @@ D = TypeVar("D", bound=DnaSettings, default=DnaLengthSettings)
 
 
 class DnaEvaluator(Evaluator[D, ZooModel]):
-    """An evaluator whose held-out data is that of the model's training, unless settings name a
-    source."""
+    """An evaluator of held-out DNA (`heldout_source`)."""
 
     settings_class: ClassVar[type[Settings]] = DnaLengthSettings
     unit = "bases"
 
     @cached_property
     def source(self) -> DnaSource:
-        if self.settings.source is not None:
-            source = find_source(self.settings.source, self.settings.split)
-            if source.bed is not None or self._trained_on(source):
-                return source
-            return replace(source, name=f"all of {source.name}", whole=True)
-        return find_source(
-            self.trained_on.get("source") or DEFAULT_SOURCE, self.trained_on.get("split") or None
-        )
-
-    def _trained_on(self, source: DnaSource) -> bool:
-        """Whether the model's training read one of a source's files."""
-        spec = self.trained_on.get("source")
-        try:
-            files = () if spec is None else find_source(spec, self.trained_on.get("split")).files
-        except (FileNotFoundError, ValueError):  # it is not here, so it is not this one
-            files = ()
-        return spec == self.settings.source or any(
-            a.samefile(b) for a in files for b in source.files
-        )
+        return heldout_source(self.settings, self.trained_on)
 
     @property
     def heldout(self) -> Heldout[GenomeSplit]:
@@ -106,8 +87,10 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
     def contents(self) -> str:
         """What is measured of the source: how much of it, contigs and bases."""
         contigs = self.heldout.items.contigs
-        bases = sum(len(region) for regions in contigs.values() for region in regions)
-        names = ", ".join(list(contigs)[:6]) + (", …" if len(contigs) > 6 else "")
+        bases = sum(sum(map(len, regions)) for regions in contigs.values())
+        names = ", ".join(list(contigs)[:6])
+        if len(contigs) > 6:
+            names += ", …"
         part = "" if self.source.whole else ", the held-out part"
         return f"{self.source.name}{part}: {bases:,} bases of {len(contigs)} contigs ({names})"
 
@@ -136,6 +119,35 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         if isinstance(model, MarkovChain):
             model.fit(self.heldout)
         yield from super().run(model, finished)
+
+
+def heldout_source(settings: DnaSettings, trained_on: Mapping[str, Any]) -> DnaSource:
+    """The source that settings name, all of it held out where it has no split and training read
+    none of it; by default that of the model's training, whose data section is `trained_on`."""
+    if settings.source is None:
+        return find_source(
+            trained_on.get("source") or DEFAULT_SOURCE, trained_on.get("split") or None
+        )
+    source = find_source(settings.source, settings.split)
+    if source.bed is not None or settings.source == trained_on.get("source"):
+        return source
+    if _share_files(source, trained_on):
+        return source
+    return replace(source, name=f"all of {source.name}", whole=True)
+
+
+def _share_files(source: DnaSource, trained_on: Mapping[str, Any]) -> bool:
+    """Whether training read one of a source's files."""
+    if trained_on.get("source") is None:
+        return False
+    try:
+        trained = find_source(trained_on["source"], trained_on.get("split"))
+    except (FileNotFoundError, ValueError):
+        # A source that is not on this machine is not this one.
+        return False
+    return any(
+        path.samefile(trained_path) for trained_path in trained.files for path in source.files
+    )
 
 
 def strands_of(model: ZooModel, settings: StrandSettings) -> str:
@@ -171,9 +183,11 @@ class FileSettings(DnaSettings, StrandSettings):
 F = TypeVar("F", bound=FileSettings, default=FileSettings)
 
 
-class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
-    """Evaluators that read sequences of `fasta` in windows of `window` bases."""
+class FileEvaluator(Listing[F, ZooModel]):
+    """Evaluators that read sequences of `fasta` in windows of `window` bases. `heldout` is what
+    baselines are fitted to."""
 
+    unit = "bases"
     default_window: ClassVar[int]  # in training lengths
     window_step: ClassVar[int] = 1  # windows are this many k-mers, or a multiple
 
@@ -181,10 +195,18 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
     def source_name(self) -> str:
         return f"{self.settings.fasta}"
 
+    @property
+    def heldout(self) -> Heldout[GenomeSplit]:
+        return open_heldout(heldout_source(self.settings, self.trained_on))
+
     def genome(self) -> Genome:
         if self.settings.fasta is None:
             raise ValueError(f"{self.name} reads a file of sequences: name one with --fasta")
         return open_genome(find_source(self.settings.fasta))
+
+    def trained_at(self, model: ZooModel) -> int:
+        """The training length, in bases."""
+        return window_of(model, model.config.train_context)
 
     def window(self, model: ZooModel) -> int:
         """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError
@@ -200,9 +222,6 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             )
         return window // step * step
 
-    def draw(self, results: list[ModelResult], path: Path) -> None:
-        """No figure: files say it."""
-
     def identity(self, model: ZooModel) -> Row:
         """The reading of a window; a baseline's numbers also depend on what it is fitted to."""
         return {
@@ -211,3 +230,11 @@ class FileEvaluator(DnaEvaluator[F], Listing[F, ZooModel]):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, MarkovChain) else None,
         }
+
+    def run(
+        self, model: ZooModel, finished: Mapping[str, CellValue] | None = None
+    ) -> Iterator[tuple[str, CellValue]]:
+        """As `Evaluator.run`; baselines are fitted first."""
+        if isinstance(model, MarkovChain):
+            model.fit(self.heldout)
+        yield from super().run(model, finished)

@@ -20,10 +20,10 @@ from modalities.dna.evaluation import (
     whole_kmers,
 )
 from modalities.dna.genome import Genome
-from modalities.dna.kmers import contexts, kmers
+from modalities.dna.kmers import kmers
 from modalities.dna.scoring import BIT, Scores, score_windows
 from modalities.dna.splits import Region
-from modalities.dna.tokenizers import UNKNOWN, load_tokenizer, reverse_complement
+from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from modalities.evaluation import Cell
 from modalities.paired import Observed
 from modalities.results import CellValue, ModelResult, Row, Score
@@ -325,19 +325,18 @@ def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray
 
 def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """(T,) how often the word that ends at each base of codes (T,) is in a sorted table."""
-    context, known = contexts(codes[None], WORD - 1)
-    whole = (known >= WORD - 1) & (codes < UNKNOWN)
+    words, ends = kmers(codes, WORD)
     times = np.zeros(len(codes), np.int64)
-    words = (context[whole] << 2 | codes[whole]).astype(np.uint32)
-    times[whole] = np.searchsorted(table, words, side="right") - np.searchsorted(table, words)
+    times[ends] = np.searchsorted(table, words, side="right") - np.searchsorted(table, words)
     return times
 
 
 @lru_cache(maxsize=2)
 def _words(genome: Genome, file: str) -> np.ndarray:
     """Sorted words of the contigs of a file, one strand."""
-    return np.sort(
-        np.concatenate(
-            [kmers(genome.codes(c.name), WORD) for c in genome.contigs if c.file == file]
-        )
-    )
+    words = []
+    for contig in genome.contigs:
+        if contig.file == file:
+            numbers, _ = kmers(genome.codes(contig.name), WORD)
+            words.append(numbers)
+    return np.sort(np.concatenate(words))

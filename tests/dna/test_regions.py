@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from modalities.dna.evaluators import regions
-from modalities.dna.evaluators.regions import RegionSettings, Score, Track
+from modalities.dna.evaluators.regions import RegionScore, RegionSettings, Track
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, reverse_complement
 from modalities.results import ModelResult
@@ -30,7 +30,7 @@ def bed(tmp_path, text):
 
 
 def score(model, **options):
-    evaluator = Score(RegionSettings(**options))
+    evaluator = RegionScore(RegionSettings(**options))
     return {
         row["name"]: row
         for row in evaluator.rows(json.loads(json.dumps(dict(evaluator.run(model)))))
@@ -107,7 +107,7 @@ def test_a_base_costs_the_same_in_every_region(tmp_path, model):
         ("b", 40, 77),
         ("a", 0, 37),
     ]  # joined, in the order of the genome
-    evaluator = Score(RegionSettings(**options, regions=rows))
+    evaluator = RegionScore(RegionSettings(**options, regions=rows))
     scored = evaluator.rows(dict(evaluator.run(model)))
     assert [row["name"] for row in scored] == ["g1", "b:41-77", "g1", "a:1-37", "b:61-61"]
     assert [(row["bed_start"], row["bed_stop"]) for row in scored] == [
@@ -171,14 +171,14 @@ def test_a_region_of_the_other_strand_is_read_there(tmp_path):
 def test_requests_that_cannot_be_served(tmp_path):
     kmers = tiny("kmer:3")
     with pytest.raises(ValueError, match="--fasta"):
-        Score(RegionSettings()).cells(kmers)
+        RegionScore(RegionSettings()).cells(kmers)
     with pytest.raises(ValueError, match=r"window 5: .*'kmer:3' needs at least 6"):
-        Score(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), window=5)).cells(kmers)
+        RegionScore(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), window=5)).cells(kmers)
     with pytest.raises(FileNotFoundError, match=r"no BED file none\.bed"):
         Track(RegionSettings(fasta=write_fasta(tmp_path, r="ACGT"), regions="none.bed")).cells(
             kmers
         )
-    assert [Score(RegionSettings(window=window)).window(kmers) for window in (20, None)] == [
+    assert [RegionScore(RegionSettings(window=window)).window(kmers) for window in (20, None)] == [
         18,
         16 * 16 * 3,
     ]

@@ -40,6 +40,14 @@ STRANGERS += [
     for other in SHIPPED
     if one != other
 ]
+# What modalities share names none of them.
+SHARED = ["decoder", "encoder"]
+STRANGERS += [
+    (f"modalities/{room}/", f"modalities/{name}/")
+    for room in SHARED
+    for name in (*SHIPPED, *SHARED)
+    if room != name
+]
 STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != other]
 # What files of the core import when they are loaded: the fused kernels, adapters and the command
 # line need more.

@@ -15,8 +15,8 @@ from itertools import zip_longest
 import numpy as np
 from PIL import Image
 
+from modalities.encoder.config import Options
 from modalities.loading import Heldout, IndexedLoader, StreamLoader
-from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.errors import BadImage
 from modalities.vision.images import ImageSet, Shape, checked_image, upright_size

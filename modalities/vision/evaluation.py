@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from modalities.encoder.config import not_multiples
 from modalities.evaluation import Evaluator
 from modalities.loading import Heldout
 from modalities.results import Axis, CellValue, ModelResult, Row
 from modalities.settings import Settings, counts, option
 from modalities.tables import write_table
-from modalities.vision.architectures import not_multiples
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import (
     DEFAULT_SOURCE,

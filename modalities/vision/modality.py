@@ -15,9 +15,9 @@ from torch import Tensor
 import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
 from modalities.cost import activation_numbers
+from modalities.encoder.config import Options
 from modalities.loading import first_heldout
 from modalities.vision import HEADLINE, RECIPES_MODULE
-from modalities.vision.architectures import Options
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_heldout, build_loader
 from modalities.vision.model import VisionTransformer

@@ -13,7 +13,7 @@ from timm.models import load_checkpoint, load_state_dict
 from torch import Tensor, nn
 
 from modalities.contract import Outside
-from modalities.vision.architectures import Options
+from modalities.encoder.config import Options
 from modalities.vision.images import reduced, to_rgb
 from modalities.vision.model import VisionTransformer
 from zoo.errors import nearest

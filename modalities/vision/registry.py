@@ -12,7 +12,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._builder import resolve_pretrained_cfg
 from torch import nn
 
-from modalities.vision.architectures import FAMILY, Options, VisionConfig
+from modalities.encoder.config import Options
+from modalities.vision.architectures import FAMILY, VisionConfig
 from modalities.vision.model import ANY, VisionTransformer, timm_cfg
 from zoo import pretrained as weights
 from zoo.catalog import model_entry

@@ -1,0 +1,1 @@
+"""What transformers over grids of patches share, whatever the grid shows."""

@@ -30,11 +30,12 @@ def generate_command(
         str, typer.Argument(help='"-" reads it from standard input, without its last line break')
     ] = "",
     *,
-    max_new_tokens: Annotated[int, typer.Option(help="at most so many")] = 200,
+    max_new_tokens: Annotated[int, typer.Option(help="largest number of tokens to write")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest")] = None,
+    top_k: Annotated[int | None, typer.Option(help="sample among the k likeliest tokens")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="among the likeliest that reach this probability")
+        float | None,
+        typer.Option(help="sample among the likeliest tokens that reach this probability"),
     ] = 0.95,
     seed: Annotated[int, typer.Option(help="of the sampling")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
@@ -42,16 +43,20 @@ def generate_command(
 ) -> int:
     target = find_trained(name, device, import_)
     if not isinstance(target.model, Writer):
-        able = " and ".join(
-            modality.name
-            for modality in installed_modalities()
-            if issubclass(modality.model, Writer)
+        writers = [m.name for m in installed_modalities() if issubclass(m.model, Writer)]
+        raise CommandError(
+            f"{target.label} continues no text; models of {' and '.join(writers)} do"
         )
-        raise CommandError(f"{target.label} continues no text; models of {able} do")
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    pieces = target.model.stream_text(prompt, max_new_tokens=max_new_tokens, **sampling)
+    pieces = target.model.stream_text(
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
     try:
         for piece in pieces:
             print(piece, end="", flush=True)

@@ -1,8 +1,8 @@
-"""Downstream tasks, by lm-evaluation-harness: its own command line, with the text models of the zoo
-as its model `priorzoo`.
+"""Downstream tasks by lm-evaluation-harness: its command line, with text models of the zoo as its
+model `priorzoo`.
 
-    priorzoo lm-eval --model priorzoo --model_args pretrained=RUN_DIR,dtype=bfloat16 --tasks
-    arc_easy,hellaswag priorzoo lm-eval ls tasks
+    priorzoo lm-eval --model priorzoo --model_args pretrained=RUN_DIR --tasks arc_easy,hellaswag
+    priorzoo lm-eval ls tasks
 
 All words but --import go to the harness; model_args are the arguments of
 `modalities.text.lm_eval.PriorzooLM`. Needs the extra `lm-eval`. Exit codes: 0 done, 2 the request
@@ -34,7 +34,7 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: pip install 'priorzoo[lm-eval]'") from error
     torch.set_flush_denormal(True)  # as in recipes/commands.py
-    # where the harness reads them
+    # The harness reads its words from sys.argv.
     before = sys.argv
     sys.argv = ["lm-eval", *words]
     try:

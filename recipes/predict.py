@@ -27,18 +27,18 @@ def predict_command(
     name: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="one that has weights")],
     images: Annotated[list[str], typer.Argument(metavar="IMAGE…", help="files")],
     *,
-    top: Annotated[int, typer.Option(min=1, help="so many classes of each")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="number of classes of each image")] = 5,
     size: Annotated[
         int | None, typer.Option(min=1, help="side in pixels; default: as trained")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> None:
-    if missing := [image for image in images if not os.path.isfile(image)]:
-        raise CommandError(f"{missing[0]!r} is no file")
+    for image in images:
+        if not os.path.isfile(image):
+            raise CommandError(f"{image!r} is no file")
     target = find_trained(name, device, import_)
     model = target.model
-    console = Console()
     if not isinstance(model, Classifier):
         raise CommandError(
             f"{target.label} has no classes: models of {target.modality} name nothing"
@@ -49,10 +49,12 @@ def predict_command(
     table.add_column("class", overflow="fold")
     table.add_column("probability", justify="right")
     for image in images:
-        for rank, (label, share) in enumerate(model.classify(image, size=size)[:top]):
-            table.add_row("" if rank else image, label, f"{share:.4f}")
+        classes = model.classify(image, size=size)[:top]
+        for rank, (label, probability) in enumerate(classes):
+            # The image's name stands in its first row.
+            table.add_row(image if rank == 0 else "", label, f"{probability:.4f}")
         table.add_section()
-    console.print(table)
+    Console().print(table)
 
 
 main = partial(call, predict_command, prog="priorzoo predict")

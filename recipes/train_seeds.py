@@ -2,8 +2,8 @@
 together.
 
     priorzoo train-seeds text.ggd_tiny text.rope_tiny --seeds 0,1,2 --jobs 2 --out runs/compared
-    priorzoo train-seeds text.ggd_tiny text.rope_tiny --out runs/compared --evaluate 'passkey
-    --lengths 256,1024'
+    priorzoo train-seeds text.ggd_tiny text.rope_tiny --out runs/compared \\
+        --evaluate 'passkey --lengths 256,1024'
 
 Each run has a folder OUT/RECIPE-sSEED and a log next to it. The same command again keeps finished
 runs and goes on with others. Tables and figures of --evaluate, which is what `priorzoo evaluate`
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from zoo.cli import Import
 from zoo.errors import require
 from zoo.plugins import import_named
 
-EVERY = 15.0  # seconds between two lines of a run
+PRINT_SECONDS = 15.0  # between two lines of a run
 
 
 def train_seeds_command(
@@ -64,29 +64,52 @@ def train_seeds_command(
         raise CommandError(
             f"--seeds {seeds!r}: expected whole numbers with commas, such as 0,1,2"
         ) from error
-    imports = [word for name in import_ for word in ("--import", name)]
     require("deepspeed", "training", "train")
-    runs: dict[Path, list[str]] = {}  # folder → what `priorzoo train` is called with
+    imports: list[str] = []
+    for name in import_:
+        imports += ["--import", name]
+    evaluate_words = shlex.split(evaluate)
+    # Folder → the words that `priorzoo train` is called with.
+    runs: dict[Path, list[str]] = {}
     for recipe, seed in itertools.product(dict.fromkeys(recipes), numbers):
-        # The settings of seed 0 are the recipe's own.
-        settings = [*set_, *([f"train.seed={seed}", f"data.seed={seed}"] if seed else [])]
-        # What cannot run is an error before anything runs.
-        modality = apply_overrides(open_recipe(recipe), settings)[0].modality
-        if names := list(
-            itertools.takewhile(lambda word: not word.startswith("-"), shlex.split(evaluate))
-        ):
-            evaluation.find_evaluators(names[-1], modality)
-        folder = out / f"{file_safe(Path(recipe).name if '.py' in recipe else recipe)}-s{seed}"
-        runs[folder] = [
-            recipe,
-            *(word for setting in settings for word in ("--set", setting)),
-            *imports,
-        ]
+        # The settings of seed 0 are the recipe's.
+        settings = list(set_)
+        if seed != 0:
+            settings += [f"train.seed={seed}", f"data.seed={seed}"]
+        check_run(recipe, settings, evaluate_words)
+        words = [recipe]
+        for setting in settings:
+            words += ["--set", setting]
+        title = Path(recipe).name if ".py" in recipe else recipe
+        runs[out / f"{file_safe(title)}-s{seed}"] = words + imports
     print(f"{len(runs)} runs, folders in {out}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    codes = []
-    processes = list[subprocess.Popen[str]]()
-    stops = list[int]()
+    codes, stops = train_all(runs, jobs)
+    if stops:
+        return 128 + stops[0]
+    if any(codes):
+        return 1
+    if not evaluate_words:
+        return 0
+    folders = [str(folder) for folder in runs]
+    return evaluation.main([*folders, *evaluate_words, "--out", str(out / "results"), *imports])
+
+
+def check_run(recipe: str, settings: Sequence[str], evaluate_words: Sequence[str]) -> None:
+    """ConfigError or CommandError for a recipe that cannot run, or an evaluator that its modality
+    has not, before any run starts."""
+    modality = apply_overrides(open_recipe(recipe), settings)[0].modality
+    # Models to compare with may stand before the evaluators.
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), evaluate_words))
+    if names:
+        evaluation.find_evaluators(names[-1], modality)
+
+
+def train_all(runs: Mapping[Path, list[str]], jobs: int) -> tuple[list[int], list[int]]:
+    """(exit code of each run, signals that arrived), with `jobs` runs at a time."""
+    codes: list[int] = []
+    processes: list[subprocess.Popen[str]] = []
+    stops: list[int] = []
     with ThreadPoolExecutor(jobs) as pool, handled_signals(partial(_stop, processes, stops)):
         results = [pool.submit(_train, processes, stops, *run) for run in runs.items()]
         for folder, result in zip(runs, results, strict=True):
@@ -96,23 +119,18 @@ def train_seeds_command(
                 pass
             if result.exception():
                 pool.shutdown(cancel_futures=True)
-            codes.append(code := result.result())
-            print(
-                f"{folder.name}: {f'failed ({code})' if code else 'trained'}, see {folder}.log",
-                flush=True,
-            )
-    if stops or any(codes) or not evaluate.strip():
-        return 128 + stops[0] if stops else int(any(codes))
-    return evaluation.main(
-        [*map(str, runs), *shlex.split(evaluate), "--out", str(out / "results"), *imports]
-    )
+            code = result.result()
+            codes.append(code)
+            outcome = f"failed ({code})" if code else "trained"
+            print(f"{folder.name}: {outcome}, see {folder}.log", flush=True)
+    return codes, stops
 
 
 def _stop(
     processes: Sequence[subprocess.Popen[str]], stops: list[int], number: int, _: object
 ) -> None:
-    """Starts no further run, and passes the signal on: runs save a checkpoint. They get a
-    terminal's Ctrl-C by themselves."""
+    """Start no further run, and pass the signal on: runs save a checkpoint. They get a terminal's
+    Ctrl-C by themselves."""
     stops.append(number)
     if number != signal.SIGINT or not sys.stdin.isatty():
         for process in processes:
@@ -129,13 +147,16 @@ def _train(
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *words]
     command += ["--run-dir", str(folder), "--resume", "auto"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    shown = -math.inf
-    pipe = subprocess.PIPE
-    both = subprocess.STDOUT
+    printed = -math.inf
     with (
         Path(f"{folder}.log").open("a") as log,
         subprocess.Popen(
-            command, env=environment, stdout=pipe, stderr=both, text=True, errors="replace"
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as process,
     ):
         processes.append(process)
@@ -144,9 +165,9 @@ def _train(
         for line in process.stdout or ():
             log.write(line)
             log.flush()
-            if line.startswith("step") and time.monotonic() > shown + EVERY:
+            if line.startswith("step") and time.monotonic() > printed + PRINT_SECONDS:
                 print(f"{folder.name}: {line.rstrip()}", flush=True)
-                shown = time.monotonic()
+                printed = time.monotonic()
         return process.wait()
 
 

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from recipes.checkpoints import COMPLETE, FACTS, checkpoint_facts, damage
+from recipes.checkpoints import COMPLETE, checkpoint_facts, damage
 from recipes.commands import CommandError, call
 from recipes.run_folder import NAME, RunFolder
 from zoo.errors import printable
@@ -44,34 +44,43 @@ def verify_command(
 
 def _states(folder: Path) -> Iterator[tuple[Path, str]]:
     """(path, state) of everything in a folder that can be verified."""
-    if (folder / COMPLETE).is_file() or (folder / "config.json").is_file():
-        is_model = (folder / "config.json").is_file()
-        reason = (saved_model_damage if is_model else damage)(folder)
-        has_digests = (
-            (folder / MANIFEST).is_file()
-            if is_model
-            else "files" in (checkpoint_facts(folder) or FACTS)
-        )
-        yield folder, f"damaged: {reason}" if reason else "whole" if has_digests else "no digests"
+    if (folder / "config.json").is_file():
+        has_digests = (folder / MANIFEST).is_file()
+        yield folder, _state(saved_model_damage(folder), has_digests)
+    elif (folder / COMPLETE).is_file():
+        facts = checkpoint_facts(folder)
+        has_digests = facts is not None and "files" in facts
+        yield folder, _state(damage(folder), has_digests)
     elif (folder / "recipe.json").is_file():
-        run = RunFolder(folder)
-        for path in sorted(run.checkpoint_root.glob("step_*")):
-            if not NAME.fullmatch(path.name):
-                yield path, "not used"
-            else:
-                yield from (
-                    _states(path)
-                    if (path / COMPLETE).is_file()
-                    else [(path, f"damaged: {damage(path)}")]
-                )
-        if (folder / "model").is_dir():
-            yield from _states(folder / "model")
-        records, unreadable = run.read_metrics()
-        lines = f"{len(records):,} records" if run.metrics_path.is_file() else "damaged: missing"
-        yield (
-            run.metrics_path,
-            f"damaged: {unreadable} unreadable of {lines}" if unreadable else lines,
-        )
+        yield from _run_states(RunFolder(folder))
+
+
+def _state(reason: str | None, has_digests: bool) -> str:
+    """reason: what is damaged; None for nothing."""
+    if reason:
+        return f"damaged: {reason}"
+    return "whole" if has_digests else "no digests"
+
+
+def _run_states(run: RunFolder) -> Iterator[tuple[Path, str]]:
+    """(path, state) of a run's checkpoints, final weights and metrics."""
+    for path in sorted(run.checkpoint_root.glob("step_*")):
+        if not NAME.fullmatch(path.name):
+            yield path, "not used"
+        elif (path / COMPLETE).is_file():
+            yield from _states(path)
+        else:
+            yield path, f"damaged: {damage(path)}"
+    if (run.path / "model").is_dir():
+        yield from _states(run.path / "model")
+    records, unreadable = run.read_metrics()
+    if not run.metrics_path.is_file():
+        state = "damaged: missing"
+    elif unreadable:
+        state = f"damaged: {unreadable} unreadable of {len(records):,} records"
+    else:
+        state = f"{len(records):,} records"
+    yield run.metrics_path, state
 
 
 main = partial(call, verify_command, prog="priorzoo verify")

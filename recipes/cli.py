@@ -19,7 +19,7 @@ from zoo import __version__
 from zoo.cli import app as zoo_app
 from zoo.cli import call
 
-# name → (what its module's `main` does, the module), which is imported when the command is called
+# Name → (what its module's `main` does, the module, which is imported when the command is called).
 COMMANDS = {
     "train": ("Train a model by recipe", "recipes.train"),
     "train-seeds": ("Train recipes with several seeds each, side by side", "recipes.train_seeds"),
@@ -43,9 +43,8 @@ COMMANDS = {
     "lm-eval": ("Measure a text model on the tasks of lm-evaluation-harness", "recipes.lm_eval"),
     "fetch-data": ("Fetch the data that the recipes name", "recipes.fetch_data"),
 }
-OWN_OPTIONS = {
-    "ignore_unknown_options": True
-}  # all words go to the command, which has options of its own
+# All words go to the command's module, which has options of its own.
+PASS_ALL = {"ignore_unknown_options": True}
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -66,17 +65,21 @@ app.registered_commands += zoo_app.registered_commands
 def _command(name: str, module_name: str) -> Callable[[list[str]], int]:
     def command(words: list[str] = typer.Argument([])) -> int:
         module = import_module(module_name)
-        return getattr(module, "run", module.main)(
-            words, prog=f"priorzoo {name}"
-        )  # `run`: main as a whole process
+        # A module's `run` is its `main` as a whole process.
+        main = getattr(module, "run", module.main)
+        return main(words, prog=f"priorzoo {name}")
 
     return command
 
 
 for _name, (_purpose, _module) in COMMANDS.items():
-    app.command(_name, help=_purpose, add_help_option=False, context_settings=OWN_OPTIONS)(
-        _command(_name, _module)
+    _register = app.command(
+        _name,
+        help=_purpose,
+        add_help_option=False,
+        context_settings=PASS_ALL,
     )
+    _register(_command(_name, _module))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

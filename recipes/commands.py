@@ -33,15 +33,15 @@ class CommandError(ValueError):
 
 def replace_setting(recipe: object, key: str, value: object, place: str) -> None:
     """Set `section.name` of a recipe; ConfigError where the value does not fit the field."""
-    section, name = key.split(".")
+    section_name, name = key.split(".")
+    section = getattr(recipe, section_name)
     try:
-        section_with_value = dataclasses.replace(
-            getattr(recipe, section), **{name: value}
-        )  # data checks itself
-        check_fields(section_with_value, f"{section}.")
+        # A data section checks itself here.
+        changed = dataclasses.replace(section, **{name: value})
+        check_fields(changed, f"{section_name}.")
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{place}: {error}") from None
-    setattr(recipe, section, section_with_value)
+    setattr(recipe, section_name, changed)
 
 
 def call(
@@ -56,12 +56,11 @@ def call(
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    text = inspect.getdoc(function) or (sys.modules[function.__module__].__doc__ or "")
-    settings = {"ignore_unknown_options": any_option}
+    text = inspect.getdoc(function) or sys.modules[function.__module__].__doc__ or ""
+    # \b is click's mark of a block that keeps its lines, here of commands.
     text = text.replace("\n\n    ", "\n\n\b\n    ")
-    app.command(help=text, context_settings=settings)(
-        function
-    )  # \b: blocks of commands keep their lines
+    settings = {"ignore_unknown_options": any_option}
+    app.command(help=text, context_settings=settings)(function)
     return call_app(app, argv, prog=prog)
 
 
@@ -72,8 +71,11 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def handled_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Pass SIGTERM, Ctrl-C, and SIGHUP of a closed terminal to a function. Under `nohup` SIGHUP
     stays ignored."""
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
-    before = {number: signal.signal(number, handle) for number in STOPS if number not in ignored}
+    before = {}
+    for number in STOPS:
+        ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+        if not ignored:
+            before[number] = signal.signal(number, handle)
     try:
         yield
     finally:
@@ -92,8 +94,8 @@ def option_name(field: str) -> str:
 def with_options(
     function: Callable[..., int | None], settings: Mapping[str, type]
 ) -> Callable[..., int | None]:
-    """`function(…, **options)` with an option for every field of the settings classes, which are
-    named for the help.
+    """`function(…, **options)` with an option for every field of the settings classes, by the
+    classes' names for the help.
 
     Options that a command line leaves out are not in `options`. Fields of one name are read by the
     first class that has it.
@@ -105,32 +107,32 @@ def with_options(
         for field in dataclasses.fields(kind):
             fields.setdefault(field.name, (field, hints[field.name]))
             owners.setdefault(field.name, []).append(name)
-    options = {
-        name: _parameter(
-            field, hint, f"{', '.join(owners[name])}: " * (len(owners[name]) < len(settings))
-        )
-        for name, (field, hint) in fields.items()
-    }
+    options: dict[str, inspect.Parameter] = {}
+    for name, (field, hint) in fields.items():
+        # The help names the classes of an option that not all have.
+        shared = len(owners[name]) == len(settings)
+        prefix = "" if shared else f"{', '.join(owners[name])}: "
+        options[name] = _parameter(field, hint, prefix)
 
     def command(**values: object) -> int | None:
-        return function(**{k: v for k, v in values.items() if k not in options or v is not None})
+        chosen = {k: v for k, v in values.items() if k not in options or v is not None}
+        return function(**chosen)
 
-    fixed = [
-        p
-        for p in inspect.signature(function, eval_str=True).parameters.values()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    command.__signature__ = inspect.Signature([*fixed, *options.values()])  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in [*fixed, *options.values()]}
+    signature = inspect.signature(function, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters += options.values()
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__doc__ = function.__doc__
     command.__module__ = function.__module__
     command.__name__ = function.__name__
     return command
 
 
-def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> inspect.Parameter:
+def _parameter(field: dataclasses.Field[object], hint: object, prefix: str) -> inspect.Parameter:
+    """The keyword of a settings field, as typer reads it. prefix: of its help."""
     default = "" if field.default in (None, False) else f"; default {field.default}"
-    text = owners + field.metadata.get("help", "") + default
+    text = prefix + field.metadata.get("help", "") + default
     parse = field.metadata.get("parse")
     if parse is not None:
 
@@ -144,12 +146,16 @@ def _parameter(field: dataclasses.Field[object], hint: object, owners: str) -> i
         hint = object
     else:
         info = typer.Option(option_name(field.name), help=text)
-        hint = next(
-            (kind for kind in typing.get_args(hint) if kind is not type(None)), hint
-        )  # `int` of `int | None`
+        # `int` of `int | None`.
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        if kinds:
+            hint = kinds[0]
     annotation = Annotated[typing.Optional[hint], info]  # type: ignore[valid-type]  # noqa: UP045
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=annotation,
     )
 
 
@@ -184,34 +190,37 @@ class _Lasting:
 def lasting_output() -> Iterator[None]:
     """Standard output and error whose readers may go away: a closed pipe or terminal does not end a
     training."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Lasting(sys.stdout), _Lasting(sys.stderr)
+    output = sys.stdout
+    errors = sys.stderr
+    sys.stdout = _Lasting(output)
+    sys.stderr = _Lasting(errors)
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout = output
+        sys.stderr = errors
 
 
 def facts_table(title: str, rows: Mapping[str, str]) -> Table:
     """Names and values in two columns."""
-    columns = Column(overflow="fold"), Column(overflow="fold")
-    table = Table(*columns, title=title, show_header=False, title_justify="left")
+    table = Table(
+        Column(overflow="fold"),
+        Column(overflow="fold"),
+        title=title,
+        show_header=False,
+        title_justify="left",
+    )
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
+SCALES = {"Z": 1e21, "E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
+
+
 def short(number: float) -> str:
     """1234567 -> 1.23M."""
-    for scale, letter in [
-        (1e21, "Z"),
-        (1e18, "E"),
-        (1e15, "P"),
-        (1e12, "T"),
-        (1e9, "G"),
-        (1e6, "M"),
-        (1e3, "k"),
-    ]:
+    for letter, scale in SCALES.items():
         if abs(number) >= scale:
             return f"{number / scale:.3g}{letter}"
     return f"{number:.3g}"
@@ -221,4 +230,6 @@ def clock(seconds: float) -> str:
     """3725 -> 1:02:05."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}"

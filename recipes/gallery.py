@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import metadata, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from jinja2 import Environment, FileSystemLoader
@@ -56,10 +56,11 @@ class ScoreTable:
 
     def curves(self) -> Json:
         """What the page's script draws; share: all scores are from 0 to 1."""
-        rows = {
-            label: [row.get(place) for place in self.places] for label, row in self.rows.items()
-        }
-        share = all(0 <= score <= 1 for row in self.rows.values() for score in row.values())
+        rows = {}
+        share = True
+        for label, row in self.rows.items():
+            rows[label] = [row.get(place) for place in self.places]
+            share &= all(0 <= score <= 1 for score in row.values())
         return {"places": self.places, "rows": rows, "share": share}
 
 
@@ -71,12 +72,15 @@ def gallery_command(
         typer.Option(metavar="URL", help="what the page links back to; default: the repository"),
     ] = "",
 ) -> None:
-    page = gallery_page(
-        home or metadata("priorzoo").get_all("Project-URL", [""])[0].partition(", ")[2]
-    )
+    if not home:
+        # A line is "Repository, URL".
+        addresses = metadata("priorzoo").get_all("Project-URL", [""])
+        home = addresses[0].partition(", ")[2]
+    page = gallery_page(home)
     write_text(out, page)
+    size = len(page.encode()) / 1e3
     Console().print(
-        f"written: {out}, {len(page.encode()) / 1e3:,.0f} kB, {len(manifest())} models",
+        f"written: {out}, {size:,.0f} kB, {len(manifest())} models",
         soft_wrap=True,
     )
 
@@ -99,54 +103,68 @@ def gallery_page(home: str = "") -> str:
     """The HTML of the page, from the weights that ship and their cards. home: an address to link
     back to."""
     tables = card_scores()
-    models: list[Json] = []
-    for name, entry in manifest().items():
-        model = create_model(name)
-        prior = None
-        reason = ""
-        try:
-            prior = prior_curves(model)
-        except ValueError as error:
-            reason = str(error)
-        modality = entry["recipe"].partition(".")[0]
-        trained = entry.get("train_context") or entry.get("image_size") or 0
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        cells = [modality, f"{parameters / 1e6:.1f}M", str(trained or ""), *_first_scores(entry)]
-        listed = [n for n, table in enumerate(tables) if name in table.rows]
-        table = max(
-            listed, key=lambda n: len(tables[n].rows[name]), default=None
-        )  # the longest curve
-        facts = {
-            "name": name,
-            "entry": entry,
-            "modality": modality,
-            "trained": trained,
-            "cells": cells,
-        }
-        models.append(facts | {"table": table, "prior": prior, "reason": reason})
+    models = [_model_facts(name, entry, tables) for name, entry in manifest().items()]
     priors = {model["name"]: model["prior"] for model in models if model["prior"]}
     data = {"tables": [table.curves() for table in tables], "priors": priors}
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # In a script's element no text may close it.
+    text = text.replace("<", "\\u003c")
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True)
-    # HTML of a text with `code`
-    environment.filters["prose"] = lambda text: Markup(
-        re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text)))
-    )
-    texts = {"home": home, "version": version("priorzoo"), "data": Markup(text)}
+    environment.filters["prose"] = _prose
     return environment.get_template("page.html").render(
-        models=models, tables=tables, facts=FACTS, **texts
+        models=models,
+        tables=tables,
+        facts=FACTS,
+        home=home,
+        version=version("priorzoo"),
+        data=Markup(text),
     )
+
+
+def _model_facts(name: str, entry: Mapping[str, Any], tables: Sequence[ScoreTable]) -> Json:
+    """What the page's template reads of a model."""
+    model = create_model(name)
+    prior = None
+    reason = ""
+    try:
+        prior = prior_curves(model)
+    except ValueError as error:
+        reason = str(error)
+    modality = entry["recipe"].partition(".")[0]
+    trained = entry.get("train_context") or entry.get("image_size") or 0
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    size = f"{parameters / 1e6:.1f}M"
+    # The table with the model's longest curve.
+    numbers = [n for n, table in enumerate(tables) if name in table.rows]
+    longest = max(numbers, key=lambda n: len(tables[n].rows[name]), default=None)
+    return {
+        "name": name,
+        "entry": entry,
+        "modality": modality,
+        "trained": trained,
+        "cells": [modality, size, str(trained or ""), *_first_scores(entry)],
+        "table": longest,
+        "prior": prior,
+        "reason": reason,
+    }
+
+
+def _prose(text: str) -> Markup:
+    """HTML of a text with `code`."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _first_scores(entry: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
     """A card's first score at the first and the last place that was measured, and its name."""
     rows = entry.get("measured", [])
-    axis, score, *_ = [*(rows[0] if rows else {}), "", ""]
+    columns = list(rows[0]) if rows else []
+    if len(columns) < 2:
+        return ["", "", ""]
+    axis, score = columns[:2]
     scored = [row for row in rows if score in row]
-    cells = [f"{row[score]:.3f} at {row[axis]}" for row in scored[:1] + scored[-1:]]
-    return [*cells, *[""] * (2 - len(cells)), score]
+    first = f"{scored[0][score]:.3f} at {scored[0][axis]}"
+    last = f"{scored[-1][score]:.3f} at {scored[-1][axis]}"
+    return [first, last, score]
 
 
 main = partial(call, gallery_command, prog="priorzoo gallery")

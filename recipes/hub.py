@@ -14,9 +14,10 @@ needs a login (`hf auth login`).
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,10 +39,8 @@ from zoo.model import ZooModel
 from zoo.plugins import import_named
 from zoo.pretrained import weights_entry
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-}  # of matrices; vectors and priors stay float32
+# Of matrices; vectors and priors stay float32.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Row = Mapping[str, Any]  # of the manifest, or of a table
 
 
@@ -53,10 +52,11 @@ def hub_command(
     *,
     out: Annotated[Path, typer.Option(help="the folder to make; must not exist")],
     license_: Annotated[
-        str, typer.Option("--license", help="SPDX name; default: of shipped weights theirs")
+        str, typer.Option("--license", help="SPDX name; default: that of shipped weights")
     ] = "",
     dtype: Annotated[
-        str, typer.Option(help=f"of matrices: {', '.join(DTYPES)}; default: as they are stored")
+        str,
+        typer.Option(help=f"dtype of matrices: {', '.join(DTYPES)}; default: as they are stored"),
     ] = "",
     push: Annotated[
         str, typer.Option(metavar="OWNER/NAME", help="upload the folder to this repository")
@@ -75,34 +75,18 @@ def hub_command(
     if out.exists():
         raise CommandError(f"{out} exists; remove it, or name another folder with --out")
     console = Console()
-    recipe = None
     source = Path(model).resolve()
-    if (source / "recipe.json").is_file():
-        loaded, recipe = load_run(model)
-    elif source.is_dir():
-        loaded = load_model(model)
-    elif "/" in model:
-        raise CommandError(f"no run folder {model!r}")
-    else:
-        loaded = create_model(model)
+    loaded, recipe = _load(model, source)
     if source.is_dir():
         card = _folder_card(source, loaded, recipe)
+        # A repository's name says more than a folder's.
+        card.title = push.partition("/")[2] or card.title
     else:
         card = _published_card(model, weights_entry(model))
         dtype = dtype or "bfloat16"
-    card.title, card.license = (
-        push.partition("/")[2] * source.is_dir() or card.title,
-        license_ or card.license,
-    )
-    needed = "".join(
-        f"# first import {Path(name).name}, which defines parts of the model\n" for name in import_
-    )
-    imports = f"import zoo  # pip install 'priorzoo[{loaded.modality},hub]'\nfrom huggingface_hub import snapshot_download\n\n"
-    card.usage = (
-        needed
-        + imports
-        + f"model = zoo.load_model(snapshot_download({json.dumps(push or 'OWNER/NAME')}))"
-    )
+    if license_:
+        card.license = license_
+    card.usage = _usage(loaded.modality, push or "OWNER/NAME", import_)
     with new_folder(out, "config.json") as folder:
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", card.markdown())
@@ -111,19 +95,53 @@ def hub_command(
             write_json(folder / "recipe.json", recipe)
     console.print(f"written: {out}", soft_wrap=True)
     if push:
-        from huggingface_hub import HfApi
-
         console.print(f"pushing to {push}", soft_wrap=True)
-        api = HfApi()
-        api.create_repo(push, private=private, exist_ok=True)
-        api.upload_folder(repo_id=push, folder_path=out, commit_message="Model of priorzoo")
+        _upload(out, push, private=private)
         console.print(f"pushed: {push}", soft_wrap=True)
+
+
+def _load(model: str, source: Path) -> tuple[ZooModel, Json | None]:
+    """(the model, its recipe where it is a run). source: the resolved path of `model`."""
+    if (source / "recipe.json").is_file():
+        return load_run(model)
+    if source.is_dir():
+        return load_model(model), None
+    if "/" in model:
+        raise CommandError(f"no run folder {model!r}")
+    return create_model(model), None
+
+
+def _usage(modality: str, repository: str, imports: Sequence[str]) -> str:
+    """The lines of Python that load the model."""
+    lines = []
+    for name in imports:
+        lines.append(f"# first import {Path(name).name}, which defines parts of the model")
+    lines.append(f"import zoo  # pip install 'priorzoo[{modality},hub]'")
+    lines.append("from huggingface_hub import snapshot_download")
+    lines.append("")
+    lines.append(f"model = zoo.load_model(snapshot_download({json.dumps(repository)}))")
+    return "\n".join(lines)
+
+
+def _upload(folder: Path, repository: str, *, private: bool) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(repository, private=private, exist_ok=True)
+    api.upload_folder(
+        repo_id=repository,
+        folder_path=folder,
+        commit_message="Model of priorzoo",
+    )
 
 
 @dataclass
 class Card:
-    """A model card. source: of the data. rows: scores by places on the axis, which comes first.
-    notes: lines at the end."""
+    """A model card.
+
+    source: of the data. rows: scores by places on the axis, which is the first column. notes: lines
+    at the end.
+    """
 
     title: str
     modality: Modality
@@ -138,14 +156,20 @@ class Card:
     def markdown(self) -> str:
         lines = ["---", self._front_matter(), "---", "", f"# {_plain(self.title)}", ""]
         lines += [f"- **{_plain(key)}**: {_plain(value)}" for key, value in self.facts.items()]
-        lines += [] if self.license else ["- **license**: not stated"]
+        if not self.license:
+            lines.append("- **license**: not stated")
         lines += ["", "## Use", "", "```python", self.usage, "```", ""]
         if self.rows:
-            columns = list(dict.fromkeys(column for row in self.rows for column in row))
-            cells = [columns, *([row.get(column, "–") for column in columns] for row in self.rows)]
-            head, *body = ("| " + " | ".join(map(_plain, line)) + " |" for line in cells)
-            lines += ["## Measured", "", head, "|" + "---:|" * len(columns), *body, ""]
-        return "\n".join([*lines, *self.notes, *([""] if self.notes else [])])
+            lines += ["## Measured", "", *self._score_table(), ""]
+        if self.notes:
+            lines += [*self.notes, ""]
+        return "\n".join(lines)
+
+    def _score_table(self) -> list[str]:
+        columns = list(dict.fromkeys(itertools.chain.from_iterable(self.rows)))
+        lines = [_table_line(columns), "|" + "---:|" * len(columns)]
+        lines += [_table_line([row.get(column, "–") for column in columns]) for row in self.rows]
+        return lines
 
     def _front_matter(self) -> str:
         from huggingface_hub import EvalResult, ModelCardData
@@ -156,10 +180,9 @@ class Card:
             place = f"{axis} {row[axis]}"
             task = self.modality.task
             name = f"held-out data, {place}"
-            results += [
-                EvalResult(task, "held-out", name, score, row[score], dataset_config=place)
-                for score in scores
-            ]
+            for score in scores:
+                result = EvalResult(task, "held-out", name, score, row[score], dataset_config=place)
+                results.append(result)
         dataset = dataset_name(self.source)
         return ModelCardData(
             license=self.license.lower() or None,
@@ -175,35 +198,39 @@ class Card:
 
 def _plain(value: object) -> str:
     """A value in one line of Markdown, without HTML, links and columns of its own."""
-    return (
-        html.escape(printable(" ".join(str(value).split())), quote=False)
-        .replace("|", r"\|")
-        .replace("](", r"]\(")
-    )
+    line = printable(" ".join(str(value).split()))
+    return html.escape(line, quote=False).replace("|", r"\|").replace("](", r"]\(")
+
+
+def _table_line(values: Iterable[object]) -> str:
+    return "| " + " | ".join(map(_plain, values)) + " |"
 
 
 def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:
     """The card of weights that the manifest lists, as it lies beside them."""
     card = _published_card(name, entry)
     modality = card.modality.name
-    card.usage = f"import zoo  # pip install 'priorzoo[{modality}]'\n\nmodel = zoo.create_model({json.dumps(name)})"
+    lines = [
+        f"import zoo  # pip install 'priorzoo[{modality}]'",
+        "",
+        f"model = zoo.create_model({json.dumps(name)})",
+    ]
+    card.usage = "\n".join(lines)
     card.notes = notes
     return card.markdown()
 
 
 def _published_card(name: str, entry: Row) -> Card:
     recipe = find_recipe(entry["recipe"])
-    tags = [str(model_entry(name).config["position"])]
-    rows = entry.get("measured", ())
-    facts = {key: value for key, value in entry.items() if key not in ("measured", "file", "bytes")}
+    unlisted = ("measured", "file", "bytes")
     return Card(
-        name,
-        find_modality(recipe.modality),
-        recipe.data.source,
-        tags,
-        facts,
-        rows,
-        entry["license"],
+        title=name,
+        modality=find_modality(recipe.modality),
+        source=recipe.data.source,
+        tags=[str(model_entry(name).config["position"])],
+        facts={key: value for key, value in entry.items() if key not in unlisted},
+        rows=entry.get("measured", ()),
+        license=entry["license"],
     )
 
 
@@ -227,12 +254,11 @@ def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
 def dataset_name(source: str) -> str:
     """The hub's name of a source; empty for files."""
     name = re.split("[:?]", source.removeprefix("hf:"))[0]
-    return (
-        name
-        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
-        and (source.startswith("hf:") or "/" not in name)
-        else ""
-    )
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return ""
+    on_hub = source.startswith("hf:")
+    # Without "hf:" a name with a slash is a path.
+    return name if on_hub or "/" not in name else ""
 
 
 main = partial(call, hub_command, prog="priorzoo hub")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from zoo.errors import LARGEST_SEED
-from zoo.layers import execution_device
+from zoo.offload import execution_device
 from zoo.positions import slices
 
 # Prompt tokens, of all rows, that are read at a time.

@@ -27,17 +27,7 @@ from zoo.catalog import ModelFamily, register_family
 from zoo.decoding import KVCache
 from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, nearest
 from zoo.files import file_digests, write_json
-from zoo.layers import (
-    Attention,
-    Block,
-    GeluMLP,
-    SSMax,
-    SwiGLU,
-    execution_device,
-    is_offloaded,
-    loaded,
-    share_prior,
-)
+from zoo.layers import Attention, Block, GeluMLP, SSMax, SwiGLU, share_prior
 from zoo.methods import (
     LayerPosition,
     check_position,
@@ -48,6 +38,7 @@ from zoo.methods import (
     stored_options,
 )
 from zoo.model import MANIFEST, SAVED, ZooModel
+from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
 
 # In place of a target that does not count.

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from modalities.encoder.config import GridConfig, Options, not_multiples
 from modalities.starts import start_weights
 from zoo.attention.call import Kernel
-from zoo.layers import Attention, SSMax, is_offloaded, loaded, share_prior
+from zoo.layers import Attention, SSMax, share_prior
 from zoo.methods import (
     LayerPosition,
     create_grid_position,
@@ -38,6 +38,7 @@ from zoo.methods import (
     stored_options,
 )
 from zoo.model import ZooModel
+from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 
 

@@ -31,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from zoo.adapters.layer import RECORD, Grid, LayerPrior, Request, SinkRotation, create_layer, zero
 from zoo.errors import Options
 from zoo.files import read_object
-from zoo.layers import execution_device
+from zoo.offload import execution_device
 from zoo.positions import Positions, check_runs
 from zoo.priors.base import Prior
 

@@ -15,8 +15,9 @@ from zoo.attention import prior_attention
 from zoo.attention.call import Kernel
 from zoo.attention.sinks import by_group, first_keys
 from zoo.errors import Options
-from zoo.layers import SSMax, is_offloaded, loaded
+from zoo.layers import SSMax
 from zoo.methods import create_grid_position, create_position, uniform_options
+from zoo.offload import is_offloaded, loaded
 from zoo.positions import Positions
 from zoo.priors.base import Prior, without_autocast
 from zoo.priors.tables import whole_bias

@@ -22,7 +22,7 @@ from zoo.adapters.layer import (
 )
 from zoo.errors import Options
 from zoo.files import read_object, read_tensors, write_json
-from zoo.layers import execution_device
+from zoo.offload import execution_device
 
 
 class PriorAttention(Attention):

@@ -13,19 +13,16 @@ import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
 
 from recipes.commands import ConfigError, warn
 from recipes.plan import Plan
+from recipes.ranks import Ranks
 from recipes.recipe import Json
 from zoo.errors import one_line
 from zoo.files import file_digests, find_damage, read_object, sync, write_json
-
-if TYPE_CHECKING:
-    from recipes.engine import Ranks
 
 COMPLETE = "complete.json"
 FACTS = {"step": int, "world": int, "zero_stage": int, "precision": str}

@@ -1,218 +1,34 @@
-"""Ranks and the engine: start, step, save, resume and export with DeepSpeed; optimisers and rates.
+"""The engine: step, save, resume and export with DeepSpeed.
 
 train.py never uses DeepSpeed itself.
 """
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import shutil
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from recipes.checkpoints import data_only, quarantine, seal
 from recipes.commands import ConfigError
+from recipes.optim import WeightAverage, create_optimizer, lr_factor
 from recipes.plan import Plan
-from recipes.recipe import Json, Optim
-from zoo.files import read_tensors, replacing_path, sync, sync_tree, write_text
+from recipes.ranks import Ranks, sequence_group
+from recipes.recipe import Json
+from zoo.files import sync, sync_tree, write_text
 from zoo.layers import Attention
 from zoo.model import ZooModel
 
-if TYPE_CHECKING:
-    from zoo.sequence import SequenceGroup
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process among all: 0 ≤ rank < world, with its device.
-
-    cores: this rank's share of the cores that this machine's ranks may use.
-    shared: consecutive ranks that share samples, a part of each line for each; `group` and `groups`
-    count those as one.
-    """
-
-    rank: int
-    world: int
-    local_rank: int
-    device: torch.device
-    cores: int = 1
-    shared: int = 1
-
-    @property
-    def group(self) -> int:
-        return self.rank // self.shared
-
-    @property
-    def groups(self) -> int:
-        return self.world // self.shared
-
-    @property
-    def lead(self) -> bool:
-        return self.rank == 0
-
-    def barrier(self) -> None:
-        if self.world > 1:
-            torch.distributed.barrier()
-
-
-def wants_cuda() -> bool:
-    """Whether ranks compute on CUDA; DS_ACCELERATOR=cpu asks for the CPU."""
-    return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-
-
-def start(*, verbose: bool = False) -> Ranks:
-    """Join the process group that `deepspeed` or `torchrun` describes, or be the only rank under
-    plain `python`."""
-    cuda = wants_cuda()
-    if not cuda:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    rank, world, local_rank = _rank_numbers()
-    cores = _cores_per_rank(world)
-    # Oversubscribed cores slow all ranks.
-    if not cuda and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores)
-    _import_deepspeed(compile_muon=cuda, verbose=verbose)
-    import deepspeed
-
-    if not torch.distributed.is_initialized():
-        deepspeed.init_distributed("nccl" if cuda else "gloo", verbose=verbose)
-    device = torch.device("cpu")
-    if cuda:
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    return Ranks(rank, world, local_rank, device, cores)
-
-
-def _rank_numbers() -> tuple[int, int, int]:
-    """(rank, world, local rank) from the environment; ConfigError where only some are in it."""
-    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
-        # Plain python: what a launcher would have set for one rank.
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    words = {name: os.environ.get(name, "(not set)") for name in names}
-    rank, world, local_rank = [int(word) if word.isdecimal() else -1 for word in words.values()]
-    if rank < 0 or local_rank < 0 or rank >= world:
-        settings = ", ".join(f"{name}={word}" for name, word in words.items())
-        raise ConfigError(
-            f"{settings} in the environment: expected none of them, or 0 ≤ RANK < WORLD_SIZE of a "
-            "launcher"
-        )
-    return rank, world, local_rank
-
-
-def _cores_per_rank(world: int) -> int:
-    """Cores that this rank may use: all that a launcher bound it to, else its share of the
-    machine's."""
-    machine = os.cpu_count()
-    cores = machine or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    bound = cores != machine and os.environ.get("OMP_NUM_THREADS") == str(cores)
-    if bound:
-        return cores
-    # torchrun's and DeepSpeed's names for the number of ranks of this machine.
-    local_world = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world
-    return max(1, cores // int(local_world))
-
-
-def _import_deepspeed(*, compile_muon: bool, verbose: bool) -> None:
-    """Import DeepSpeed so that it compiles nothing on the CPU, and logs only errors unless
-    verbose."""
-    if not verbose:
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        warnings.filterwarnings(
-            "ignore", category=UserWarning, module=r"deepspeed|torch\.distributed"
-        )
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__
-
-    # Else the first run on the CPU compiles it, for a minute and more.
-    __compatible_ops__["deepspeed_shm_comm"] = False
-    if not compile_muon:
-        _import_muon_uncompiled()
-    if not verbose:
-        deepspeed.utils.logger.setLevel("ERROR")
-
-
-def _import_muon_uncompiled() -> None:
-    """Import Muon with an update that is not compiled: compiling takes longer than it saves on the
-    CPU. DeepSpeed has no option for it."""
-    from deepspeed.runtime import compiler
-
-    decorator_factory = compiler.compile
-    compiler.compile = lambda: compiler.dummy_decorator
-    try:
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-    finally:
-        compiler.compile = decorator_factory
-
-
-def stop() -> None:
-    """Leave the process group."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
-def leave(code: int) -> NoReturn:
-    """End a process that called `start`: exit handlers run and streams are flushed, Python's
-    finalisation is skipped.
-
-    There a thread of gloo may abort the process (https://github.com/pytorch/pytorch/issues/190489).
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            # The reader of a pipe is gone, or the stream is closed. 120 is Python's own exit status
-            # for a failed flush.
-            if code == 0:
-                code = 120
-    os._exit(code)
-
-
-def check_sequence(model: ZooModel, size: int) -> None:
-    """ConfigError with the reason where `size` ranks cannot share the model's lines."""
-    if size == 1:
-        return
-    reason = model.refuses_sequence(size)
-    if reason:
-        raise ConfigError(f"train.sequence_parallel={size}: {reason}; expected 1, or another model")
-
-
-def sequence_group(size: int) -> SequenceGroup:
-    """The `size` consecutive ranks that share their lines, this rank among them. Every rank must
-    call.
-
-    DeepSpeed's `mpu=` is not used: it takes groups for tensor parallelism, and records that in
-    checkpoints.
-    """
-    from deepspeed.sequence.layer import _SeqAllToAll
-
-    from zoo.sequence import SequenceGroup
-
-    group, _ = torch.distributed.new_subgroups(size)
-
-    def exchange(x: Tensor, cut: int, joined: int) -> Tensor:
-        return _SeqAllToAll.apply(group, x, cut, joined, 0)
-
-    return SequenceGroup(torch.distributed.get_rank(group), size, exchange)
 
 
 class Engine:
@@ -543,146 +359,3 @@ class Engine:
                 if self.ranks.lead:
                     masters[name] = whole.detach().cpu()
         return masters
-
-
-# -------------------------------------------------------------------------------------------
-# optimiser and average
-
-
-def parameter_groups(model: ZooModel, optim: Optim) -> list[Json]:
-    """Optimiser groups: matrices with weight decay; `model.no_weight_decay()` and parameters of
-    fewer dimensions without it.
-
-    `model.prior_parameters()` learn at `optim.prior_lr_scale` times the rate: under Adam a
-    parameter moves by about its rate a step, too little for an exponent in a short run. Muon trains
-    the matrices of the layers, at `optim.muon_lr_scale` times the rate: its updates have singular
-    values near 1 (https://kellerjordan.github.io/posts/muon/).
-
-    | parameters | rate | weight decay |
-    |---|---|---|
-    | matrices, such as the embedding | lr | weight_decay |
-    | norms, biases and other exempt ones | lr | 0 |
-    | of priors, and SSMax's s | lr · prior_lr_scale | 0 |
-    | the layers' matrices, by Muon | lr · muon_lr_scale | weight_decay / muon_lr_scale |
-    """
-    exempt = model.no_weight_decay()
-    priors = model.prior_parameters() if optim.prior_lr_scale != 1 else set()
-    muon = optim.name == "muon"
-    matrices: Json = {"params": [], "weight_decay": optim.weight_decay}
-    vectors: Json = {"params": [], "weight_decay": 0.0}
-    prior_group: Json = {
-        "params": [],
-        "weight_decay": 0.0,
-        "lr": optim.lr * optim.prior_lr_scale,
-    }
-    muon_group: Json = {
-        "params": [],
-        "weight_decay": optim.weight_decay / optim.muon_lr_scale,
-        "lr": optim.lr * optim.muon_lr_scale,
-    }
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        is_matrix = parameter.ndim >= 2 and name not in exempt
-        in_layer = parameter.ndim == 2 and name.startswith("layers.")
-        if muon and is_matrix and in_layer:
-            group = muon_group
-        elif name in priors:
-            group = prior_group
-        elif is_matrix:
-            group = matrices
-        else:
-            group = vectors
-        group["params"].append(parameter)
-        if muon:
-            # DeepSpeed asks every parameter.
-            parameter.use_muon = group is muon_group  # type: ignore[attr-defined]
-    # DeepSpeed sorts Muon's matrices alike.
-    muon_group["params"].sort(key=lambda p: p.shape, reverse=True)
-    # Their order is part of every checkpoint.
-    groups = [matrices, vectors, prior_group, muon_group]
-    if muon:
-        for group in groups:
-            group["use_muon"] = group is muon_group
-    return [group for group in groups if group["params"]]
-
-
-def create_optimizer(model: ZooModel, optim: Optim) -> torch.optim.Optimizer:
-    """AdamW, RAdam or Muon, all with decoupled weight decay, on `parameter_groups`."""
-    groups = parameter_groups(model, optim)
-    adam: Json = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
-    if optim.name == "muon":
-        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
-
-        return MuonWithAuxAdam([group if group["use_muon"] else adam | group for group in groups])
-    if optim.name == "adamw":
-        return torch.optim.AdamW(groups, **adam, fused=True)
-    return torch.optim.RAdam(groups, **adam, decoupled_weight_decay=True)
-
-
-def lr_factor(step: int, optim: Optim, steps: int) -> float:
-    """Learning rate of step `step` (from 0) as a fraction of `optim.lr`."""
-    if step < optim.warmup:
-        return (step + 1) / optim.warmup
-    if optim.schedule == "constant":
-        return 1.0
-    # 0 at warm-up's end and 1 at the last step.
-    progress = min(1.0, (step - optim.warmup) / max(1, steps - 1 - optim.warmup))
-    if optim.schedule == "linear":
-        return optim.floor + (1 - optim.floor) * (1 - progress)
-    return optim.floor + (1 - optim.floor) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-class WeightAverage:
-    """a ← d·a + (1 − d)·w after every step, d = min(decay, (1 + t)/(10 + t)) at step t: short runs
-    forget their start too.
-
-    In float32: torch's AveragedModel has the model's dtype, and bf16 loses a step of 1 − d = 1e−4.
-    """
-
-    FILE = "ema.safetensors"
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self.steps = 0
-        self.average = {name: p.detach().float().clone() for name, p in model.named_parameters()}
-
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        self.steps += 1
-        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        averages = list(self.average.values())
-        weights = [p.detach().float() for p in model.parameters()]
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-
-    @contextmanager
-    def in_place(self, model: nn.Module) -> Iterator[None]:
-        """The model with the averaged weights, for a `with` block."""
-        trained = {name: p.detach().clone() for name, p in model.named_parameters()}
-        self._copy(model, self.average)
-        try:
-            yield
-        finally:
-            self._copy(model, trained)
-
-    @staticmethod
-    @torch.no_grad()
-    def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])
-
-    def save(self, folder: Path) -> None:
-        tensors = {name: value.contiguous() for name, value in self.average.items()}
-        with replacing_path(folder / self.FILE) as path:
-            save_file(tensors, path, metadata={"format": "pt"})
-
-    def load(self, folder: Path, *, steps: int) -> None:
-        if not (folder / self.FILE).is_file():
-            raise ConfigError(
-                f"{folder} was written without train.ema: resume with --set train.ema=0, "
-                "or start anew"
-            )
-        stored = read_tensors(folder / self.FILE)
-        for name, value in self.average.items():
-            value.copy_(stored[name])
-        self.steps = steps

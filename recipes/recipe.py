@@ -44,7 +44,7 @@ class Optim:
     # Of Adam; Muon's momentum is DeepSpeed's 0.95.
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = bounded(1e-8, 0, 1)
-    # On matrices only; see engine.parameter_groups.
+    # On matrices only; see optim.parameter_groups.
     weight_decay: float = bounded(0.1, 0, math.inf)
     # Learning rate of the priors' parameters and SSMax's s, as a multiple of lr.
     prior_lr_scale: float = 1.0

@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +13,7 @@ from recipes.checkpoints import damage, quarantine
 from recipes.commands import ConfigError, warn
 from recipes.lock import RunLock
 from recipes.plan import Plan
+from recipes.ranks import Ranks
 from recipes.run_folder import (
     RunFolder,
     checkpoint_step,
@@ -23,9 +23,6 @@ from recipes.run_folder import (
 )
 from zoo.errors import one_line
 from zoo.files import without_nan
-
-if TYPE_CHECKING:
-    from recipes.engine import Ranks
 
 
 @contextlib.contextmanager

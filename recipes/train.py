@@ -54,9 +54,10 @@ from recipes.commands import (
     lasting_output,
     short,
 )
-from recipes.engine import Engine, Ranks, check_sequence, leave, start, stop, wants_cuda
+from recipes.engine import Engine
 from recipes.models import load_weights
 from recipes.plan import Plan, resolve
+from recipes.ranks import Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.recipe import Json
 from recipes.registry import installed_recipes, open_recipe
 from recipes.resume import own_run
@@ -590,7 +591,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "priorzoo train") -> 
 
 def run(argv: Sequence[str] | None = None, **named: str) -> int:
     """`main` as a whole process: leaves the process group, and ends without Python's finalisation
-    (see `engine.leave`)."""
+    (see `ranks.leave`)."""
     code = main(argv, **named)
     # Finished, or stopped by SIGHUP, SIGINT or SIGTERM: every rank comes here. After a failure
     # `stop` could wait for a rank that does not.

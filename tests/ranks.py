@@ -115,7 +115,7 @@ def _serve(end: Connection, address: dict[str, str], rank: str) -> None:
     }
     import torch
 
-    from recipes.engine import start
+    from recipes.ranks import start
 
     torch.set_num_threads(1)
     start()

@@ -59,7 +59,7 @@ class Trial:
 
 
 def train(run: Path, *more: str) -> int:
-    from recipes.engine import stop
+    from recipes.ranks import stop
     from recipes.train import main
 
     code = main([*WORDS, "--run-dir", str(run), *more])

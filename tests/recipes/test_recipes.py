@@ -13,8 +13,8 @@ from modalities.contract import find_modality
 from modalities.text.data import RowMix
 from recipes import find_recipe, list_recipes
 from recipes.commands import ConfigError
-from recipes.engine import lr_factor, parameter_groups
 from recipes.estimate import build_on_meta, describe, memory_per_rank
+from recipes.optim import lr_factor, parameter_groups
 from recipes.plan import resolve
 from recipes.recipe import Model, Optim
 from zoo import create_model, list_models

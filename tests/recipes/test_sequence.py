@@ -16,9 +16,9 @@ import zoo.sequence
 from modalities.decoder import causal_lm_loss
 from modalities.text import build_model as build
 from recipes.commands import ConfigError
-from recipes.engine import sequence_group
 from recipes.estimate import describe
 from recipes.plan import resolve
+from recipes.ranks import sequence_group
 from recipes.registry import find_recipe
 from recipes.settings import apply_overrides
 from recipes.train import main

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recipes.engine import WeightAverage
+from recipes.optim import WeightAverage
 from recipes.run_folder import RunFolder, load_run
 from recipes.train import main
 from tests.recipes.test_train import run

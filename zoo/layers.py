@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from zoo.errors import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.rotary import Rotation
+from zoo.sequence import SequenceGroup
 
-if TYPE_CHECKING:
-    from zoo.sequence import SequenceGroup
-
-
-LANES = ("inside", "beside")  # where a prior's lanes are: among a head's columns, or beside them
+# Where a prior's lanes are: among a head's columns, or beside them.
+LANES = ("inside", "beside")
 
 
 class SwiGLU(nn.Module):
@@ -84,15 +82,11 @@ class SSMax(nn.Module):
             check_number("start of SSMax", start, above=0)
         self.window = window
         self.positive = positive
-        # By NumPy: on "meta", where models are counted, and in FakeTensorMode torch's tensors have
-        # no values.
-        seen = np.arange(1 if causal else train_context, train_context + 1)
-        seen = seen if window is None else seen.clip(max=window if causal else 2 * window - 1)
-        mean = float(np.log(seen.astype(np.float64)).mean())
-        first = 1.0 / mean if start is None else float(start)
-        self.s = nn.Parameter(
-            torch.full((num_heads,), math.log(math.expm1(first)) if positive else first)
-        )
+        if start is None:
+            start = 1.0 / _mean_log_keys(train_context, causal=causal, window=window)
+        # softplus(ln(eˢ − 1)) = s
+        value = math.log(math.expm1(start)) if positive else float(start)
+        self.s = nn.Parameter(torch.full((num_heads,), value))
 
     def scales(self) -> Tensor:
         """(H,) s, in float32 or wider."""
@@ -102,31 +96,45 @@ class SSMax(nn.Module):
     def forward(self, positions: Positions, *, causal: bool) -> Tensor:
         """(1 or B, H, T) float32: s·ln n. Bidirectional: n is the window's keys; ValueError for
         packed documents."""
-        if causal and positions.within is None and positions.length == 1:  # a token after a cache's
-            keys = (
-                positions.offset + 1
-                if self.window is None
-                else min(positions.offset + 1, self.window)
-            )
-            return self.scales()[None, :, None] * math.log(keys)
+        if causal and positions.within is None and positions.length == 1:
+            # A token after those of a cache: its number of keys is known without a tensor.
+            num_keys = positions.offset + 1
+            if self.window is not None:
+                num_keys = min(num_keys, self.window)
+            return self.scales()[None, :, None] * math.log(num_keys)
+        index = positions.index(self.s.device).double()
         if causal:
-            seen = positions.index(self.s.device).double() + 1
-            seen = seen if self.window is None else seen.clamp(max=self.window)
+            num_visible = index + 1
+            if self.window is not None:
+                num_visible = num_visible.clamp(max=self.window)
         elif positions.within is not None:
             raise ValueError(
                 "SSMax cannot count visible keys in bidirectional attention over packed documents"
             )
         else:
             end = positions.offset + positions.length
-            at = positions.index(self.s.device).double()
             reach = self.window or end
-            seen = (at + reach).clamp(max=end) - (at - reach + 1).clamp(min=0)
-        return self.of_counts(seen[:, None])
+            first_visible = (index - reach + 1).clamp(min=0)
+            num_visible = (index + reach).clamp(max=end) - first_visible
+        return self.scale_rows(num_visible[:, None])
 
-    def of_counts(self, seen: Tensor) -> Tensor:
+    def scale_rows(self, num_visible: Tensor) -> Tensor:
         """(1 or B, H, T) float32: s·ln n of n (1 or B, 1 or H, T) float64, at least 1."""
         scales = self.scales()
-        return scales[..., None] * seen.log().to(scales.dtype)
+        return scales[..., None] * num_visible.log().to(scales.dtype)
+
+
+def _mean_log_keys(train_context: int, *, causal: bool, window: int | None) -> float:
+    """Mean of ln n over the queries of a training context, which see n keys."""
+    # By NumPy: torch's tensors have no values on "meta", where models are counted, nor in
+    # FakeTensorMode.
+    if causal:
+        num_visible = np.arange(1, train_context + 1)
+    else:
+        num_visible = np.array([train_context])
+    if window is not None:
+        num_visible = num_visible.clip(max=window if causal else 2 * window - 1)
+    return float(np.log(num_visible.astype(np.float64)).mean())
 
 
 class Attention(nn.Module):
@@ -173,10 +181,12 @@ class Attention(nn.Module):
         super().__init__()
         if lanes not in LANES:
             raise ValueError(f"lanes={lanes!r}: {nearest(lanes, LANES)}")
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads is None:
+            num_kv_heads = num_heads
         check_flags(causal=causal, bias=bias, scale_prior=scale_prior)
-        for name, count in (("dim", dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-            check_whole(name, count, 1)
+        check_whole("dim", dim, 1)
+        check_whole("num_heads", num_heads, 1)
+        check_whole("num_kv_heads", num_kv_heads, 1)
         if window is not None:
             check_whole("window", window, 1)
         check_whole("sinks", sinks, 0)
@@ -187,11 +197,14 @@ class Attention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.lanes = lanes
-        self.content_dim = self.head_dim - (prior.num_lanes if lanes == "inside" else 0)
+        self.content_dim = self.head_dim
+        if lanes == "inside":
+            self.content_dim -= prior.num_lanes
         if self.content_dim < 1:
+            most_heads = max(dim // (prior.num_lanes + 8), 1)
             raise ValueError(
-                f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves none for content; "
-                f"use at most {max(dim // (prior.num_lanes + 8), 1)} heads for dim={dim}, or lanes='beside'"
+                f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves "
+                f"none for content; use at most {most_heads} heads for dim={dim}, or lanes='beside'"
             )
         self.prior = prior
         self.rotary = rotary
@@ -211,7 +224,8 @@ class Attention(nn.Module):
 
     def norm_heads(self, eps: float = 1e-6) -> None:
         """Give queries and keys their norms."""
-        self.q_norm, self.k_norm = (nn.RMSNorm(self.content_dim, eps=eps) for _ in range(2))
+        self.q_norm = nn.RMSNorm(self.content_dim, eps=eps)
+        self.k_norm = nn.RMSNorm(self.content_dim, eps=eps)
 
     def gate_output(self) -> None:
         """Give the output its gate."""
@@ -235,49 +249,71 @@ class Attention(nn.Module):
         and the result are this rank's part of the line, `positions` and `segments` of the whole
         line.
         """
+        if sequence is not None and (cache is not None or last is not None):
+            raise ValueError("sequence groups serve no cache and no `last`")
+        if cache is not None and not self.causal:
+            raise ValueError("a KV cache serves causal attention only")
         k_pos = positions if sequence is None else sequence.part_of(positions)
-        x_q, q_pos = (x, k_pos) if last is None else (x[:, -last:], k_pos.tail(last))
-        q = self.query(x_q).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
-        q = q if self.q_norm is None else self.q_norm(q)
-        q = q if self.scale_content else q * math.sqrt(self.content_dim)
-        k = self.key(x).unflatten(2, (-1, self.content_dim)).transpose(1, 2)
-        k = k if self.k_norm is None else self.k_norm(k)
-        v = self.value(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+        if last is None:
+            x_q = x
+            q_pos = k_pos
+        else:
+            x_q = x[:, -last:]
+            q_pos = k_pos.tail(last)
+        q, k, v = self._project(x_q, x)
         if self.rotary is not None:
             q, k = self.rotary.both(q, q_pos, k, k_pos)
-        scale = None if self.ssmax is None else self.ssmax(q_pos, causal=self.causal)
-        if scale is not None and not self.scale_prior:
-            q = (q * scale[..., None]).to(q.dtype)
-            scale = None
-        options: Options = dict(
-            query_scale=scale,
-            segments=segments,
-            window=self.window,
-            sinks=self.sinks,
-            kernel=kernel,
-        )
-        if cache is None and sequence is None:
-            terms = self.prior(q_pos, positions, causal=self.causal, x=x)
-            out = prior_attention(q, k, v, terms, causal=self.causal, **options)
-        elif sequence is not None and (cache is not None or last is not None):
-            raise ValueError("sequence groups serve no cache and no `last`")
+        scale = None
+        if self.ssmax is not None:
+            scale = self.ssmax(q_pos, causal=self.causal)
+            if not self.scale_prior:
+                q = (q * scale[..., None]).to(q.dtype)
+                scale = None
+        options: Options = {
+            "query_scale": scale,
+            "segments": segments,
+            "window": self.window,
+            "sinks": self.sinks,
+            "kernel": kernel,
+        }
+        if cache is not None:
+            out = cache.attend(self.prior, x, q, k, v, positions, **options)
         elif sequence is not None:
             out = sequence.attend(self.prior, x, q, k, v, positions, causal=self.causal, **options)
-        elif cache is not None:
-            if not self.causal:
-                raise ValueError("a KV cache serves causal attention only")
-            out = cache.attend(self.prior, x, q, k, v, positions, **options)
+        else:
+            terms = self.prior(q_pos, positions, causal=self.causal, x=x)
+            out = prior_attention(q, k, v, terms, causal=self.causal, **options)
         out = out.transpose(1, 2).flatten(2)
-        return self.out(out if self.gate is None else out * self.gate(x_q).sigmoid())
+        if self.gate is not None:
+            out = out * self.gate(x_q).sigmoid()
+        return self.out(out)
+
+    def _project(self, x_q: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, H, Q, d_c) of x_q (B, Q, C), and k (B, G, T, d_c) and v (B, G, T, D) of
+        x (B, T, C)."""
+        q = _split_heads(self.query(x_q), self.content_dim)
+        k = _split_heads(self.key(x), self.content_dim)
+        v = _split_heads(self.value(x), self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        if not self.scale_content:
+            # Undoes the 1/√d_c of attention.
+            q = q * math.sqrt(self.content_dim)
+        return q, k, v
+
+
+def _split_heads(x: Tensor, width: int) -> Tensor:
+    """(B, T, H·width) → (B, H, T, width)."""
+    return x.unflatten(2, (-1, width)).transpose(1, 2)
 
 
 def share_prior(layers: Sequence[Attention], methods: Sequence[tuple[str, object]]) -> None:
     """Make the first layer's prior that of all: one copy in state dicts. ValueError where `methods`
     (name, options) differ."""
     if any(method != methods[0] for method in methods):
-        raise ValueError(
-            f"share_prior needs one position method for all layers, got {[name for name, _ in methods]}"
-        )
+        names = [name for name, _ in methods]
+        raise ValueError(f"share_prior needs one position method for all layers, got {names}")
     for attention in layers[1:]:
         del attention.prior
         attention.__dict__["prior"] = layers[0].prior
@@ -306,5 +342,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """(B, T, C), or of the `last` tokens (B, last, C); arguments as in `Attention`."""
         attended = self.attention(self.attention_norm(x), positions, last=last, **options)
-        x = (x if last is None else x[:, -last:]) + attended
+        if last is not None:
+            x = x[:, -last:]
+        x = x + attended
         return x + self.mlp(self.mlp_norm(x))

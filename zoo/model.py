@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
@@ -26,12 +26,12 @@ from zoo.files import (
 from zoo.positions import Positions
 from zoo.priors.base import Prior
 from zoo.rotary import Rotary2d
-
-if TYPE_CHECKING:
-    from zoo.sequence import SequenceGroup
+from zoo.sequence import SequenceGroup
 
 SAVED = ("config.json", "model.safetensors")
 MANIFEST = "manifest.json"
+# dtypes of floating-point weights in files.
+STORABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def saved_model_damage(folder: Path) -> str | None:
@@ -75,27 +75,27 @@ class ZooModel(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not decay: norms, biases, SSMax's s, tokens, rotations,
         positions, all of priors."""
-        owners = [
-            name for name, module in self.named_modules() if isinstance(module, Prior | Rotary2d)
-        ]
-        owners += ["position_embedding", "prefix_tokens"]
-        return {
-            name
-            for name, parameter in self.named_parameters()
-            if parameter.ndim < 2
-            or any(name == owner or name.startswith(owner + ".") for owner in owners)
-        }
+        owners = {"position_embedding", "prefix_tokens"}
+        for name, module in self.named_modules():
+            if isinstance(module, Prior | Rotary2d):
+                owners.add(name)
+        exempt = set()
+        for name, parameter in self.named_parameters():
+            inside = any(f"{name}.".startswith(f"{owner}.") for owner in owners)
+            if inside or parameter.ndim < 2:
+                exempt.add(name)
+        return exempt
 
     def prior_parameters(self) -> set[str]:
         """Names of the parameters of priors, rotations, and SSMax's s: per head or frequency, no
         linear layers."""
-        layers = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
-        return {
-            name
-            for name, _ in self.named_parameters()
-            if {"prior", "rotary", "ssmax"} & set(name.split("."))
-            and name.rpartition(".")[0] not in layers
-        }
+        linears = {name for name, module in self.named_modules() if isinstance(module, nn.Linear)}
+        names = set()
+        for name, _ in self.named_parameters():
+            owner = name.rpartition(".")[0]
+            if owner not in linears and {"prior", "rotary", "ssmax"} & set(name.split(".")):
+                names.add(name)
+        return names
 
     def replaceable_parameters(self) -> set[str]:
         """Names of parameters that stay as initialised where loaded weights have another shape,
@@ -108,19 +108,20 @@ class ZooModel(nn.Module):
         """The state dict as it is stored: `dtype` casts matrices; vectors, priors and positions
         stay as they are.
 
-        Tensors in `state` stand in for the model's own of that name: an optimiser's float32 copies
-        of bf16 weights.
+        Tensors in `state` replace the model's own of that name: an optimiser's float32 copies of
+        bf16 weights.
         """
-        keep = self.no_weight_decay()
+        uncast = self.no_weight_decay()
         tensors = self.state_dict()
-        if unknown := sorted(set(state or {}) - set(tensors)):
+        unknown = sorted(set(state or {}) - set(tensors))
+        if unknown:
             raise ValueError(f"the model has no tensors named {', '.join(unknown)}")
-        return {
-            name: (
-                tensor if dtype is None or name in keep or tensor.ndim < 2 else tensor.to(dtype)
-            ).contiguous()
-            for name, tensor in (tensors | (state or {})).items()
-        }
+        stored = {}
+        for name, tensor in (tensors | (state or {})).items():
+            if dtype is not None and name not in uncast and tensor.ndim >= 2:
+                tensor = tensor.to(dtype)
+            stored[name] = tensor.contiguous()
+        return stored
 
     def save_pretrained(
         self,
@@ -133,20 +134,18 @@ class ZooModel(nn.Module):
         modality, and names of classes where there are any), and manifest.json, the sizes and
         SHA-256 of both."""
         folder = Path(folder)
-        (folder / MANIFEST).unlink(
-            missing_ok=True
-        )  # of older files; without one the new ones are read as they are
-        with replacing_path(folder / "model.safetensors") as file:
+        weights = folder / "model.safetensors"
+        # A manifest of older files would refuse the new ones, should this be killed on the way.
+        (folder / MANIFEST).unlink(missing_ok=True)
+        with replacing_path(weights) as file:
             try:
                 save_file(self.storable_state(dtype, state=state), file, metadata={"format": "pt"})
             except SafetensorError as error:
-                raise OSError(
-                    f"{folder / 'model.safetensors'} cannot be written: {error}"
-                ) from error
-        names = {"class_names": self.class_names} if self.class_names else {}
-        write_json(
-            folder / "config.json", {"modality": self.modality, **asdict(self.config), **names}
-        )
+                raise OSError(f"{weights} cannot be written: {error}") from error
+        config = {"modality": self.modality, **asdict(self.config)}
+        if self.class_names:
+            config["class_names"] = self.class_names
+        write_json(folder / "config.json", config)
         write_json(folder / MANIFEST, file_digests(folder, SAVED))
 
     @classmethod
@@ -156,9 +155,8 @@ class ZooModel(nn.Module):
         Raises:
             FileNotFoundError: when the folder lacks one of its two files.
             ValueError: for files that are not as they were written, a config with entries this
-            version does not know or values
-                it cannot have, damaged weights, weights that are not finite, or weights that do not
-                fit it.
+                version does not know or values it cannot have, damaged weights, weights that are
+                not finite, or weights that do not fit it.
         """
         folder = Path(folder)
         missing = [name for name in SAVED if not (folder / name).is_file()]
@@ -166,13 +164,16 @@ class ZooModel(nn.Module):
             raise FileNotFoundError(
                 f"{folder} is not a saved model: it lacks {' and '.join(missing)}"
             )
-        if wrong := saved_model_damage(folder):
-            raise ValueError(f"{folder}: {wrong}. Where that was meant, delete {MANIFEST}")
+        damage = saved_model_damage(folder)
+        if damage:
+            raise ValueError(f"{folder}: {damage}. Where that was meant, delete {MANIFEST}")
         config = read_object(folder / "config.json") | overrides
-        modality = config.pop("modality", cls.modality)  # of no model saved before version 0.5
+        # Models saved before version 0.5 do not name theirs.
+        modality = config.pop("modality", cls.modality)
         if modality != cls.modality:
             raise ValueError(
-                f"{folder} holds a model of {modality!r}; {cls.__name__} loads those of {cls.modality!r}"
+                f"{folder} holds a model of {modality!r}; "
+                f"{cls.__name__} loads those of {cls.modality!r}"
             )
         names = config.pop("class_names", ())
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -182,7 +183,8 @@ class ZooModel(nn.Module):
         unknown = sorted(set(config) - {f.name for f in fields(cls.config_class)})
         if unknown:
             raise ValueError(
-                f"{folder / 'config.json'} has entries this version does not know: {', '.join(unknown)}"
+                f"{folder / 'config.json'} has entries this version does not know: "
+                f"{', '.join(unknown)}"
             )
         values = cls.config_class(**config)
         tensors = read_tensors(folder / "model.safetensors")
@@ -201,28 +203,24 @@ class ZooModel(nn.Module):
         return model
 
 
-STORABLE = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)  # dtypes of floating-point weights in files
-
-
 def _check_shapes(expected: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """RuntimeError for a tensor that only one of two state dicts has, or of another shape or
+    kind."""
     for name in sorted(expected.keys() | stored.keys()):
-        ours, theirs = (
-            tuple(tensors[name].shape) if name in tensors else None
-            for tensors in (expected, stored)
-        )
-        if ours != theirs:
+        expected_shape = tuple(expected[name].shape) if name in expected else None
+        stored_shape = tuple(stored[name].shape) if name in stored else None
+        if expected_shape != stored_shape:
             raise RuntimeError(
-                f"{name!r} has shape {theirs}, expected {ours} (None: it is not there)"
+                f"{name!r} has shape {stored_shape}, "
+                f"expected {expected_shape} (None: it is not there)"
             )
-        kind = stored[name].dtype
-        other = expected[name].dtype
-        if kind != other and not (kind in STORABLE and other.is_floating_point):
-            served = (
-                "float16, bfloat16, float32 or float64" if other.is_floating_point else str(other)
+        expected_dtype = expected[name].dtype
+        stored_dtype = stored[name].dtype
+        if expected_dtype == stored_dtype:
+            continue
+        if not expected_dtype.is_floating_point:
+            raise RuntimeError(f"{name!r} has dtype {stored_dtype}, expected {expected_dtype}")
+        if stored_dtype not in STORABLE:
+            raise RuntimeError(
+                f"{name!r} has dtype {stored_dtype}, expected float16, bfloat16, float32 or float64"
             )
-            raise RuntimeError(f"{name!r} has dtype {kind}, expected {served}")

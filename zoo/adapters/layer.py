@@ -235,7 +235,7 @@ class LayerPrior(nn.Module):
                 )
             scales = None
             if self.ssmax is not None and mask is not None:
-                scales = self.ssmax.of_counts(mask.sum(-1).clamp(min=1).double())
+                scales = self.ssmax.scale_rows(mask.sum(-1).clamp(min=1).double())
             elif self.ssmax is not None:
                 scales = self.ssmax(q_pos, causal=causal)
             segments = None

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from modalities.figures import DASHES, SMALLEST, panels, save_figure
 from zoo.catalog import create_model, load_model
-from zoo.cli import Import, call, console, title_of
+from zoo.cli import console, title_of
+from zoo.console import Import, call
 from zoo.errors import require
 from zoo.layers import Attention
 from zoo.model import ZooModel

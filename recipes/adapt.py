@@ -45,7 +45,7 @@ from recipes.commands import (
 from recipes.overrides import parse_overrides
 from zoo.adapters import ADAPTER
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
-from zoo.cli import Import
+from zoo.console import Import
 from zoo.plugins import import_named
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import typer
 
 from zoo import __version__
 from zoo.cli import app as zoo_app
-from zoo.cli import call
+from zoo.console import call
 
 # Name → (what its module's `main` does, the module, which is imported when the command is called).
 COMMANDS = {

@@ -18,8 +18,8 @@ import torch
 import typer
 from rich.table import Column, Table
 
-from zoo.cli import Console as Console
-from zoo.cli import call as call_app
+from zoo.console import Console as Console
+from zoo.console import call as call_app
 from zoo.errors import check_fields, printable
 
 
@@ -51,7 +51,7 @@ def call(
     prog: str,
     any_option: bool = False,
 ) -> int:
-    """`zoo.cli.call` of a typer function. any_option: ignore options that the function does not
+    """`zoo.console.call` of a typer function. any_option: ignore options that the function does not
     have."""
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)

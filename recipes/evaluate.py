@@ -75,7 +75,7 @@ from recipes.models import find_baselines, find_device, modality_of, split_names
 from recipes.overrides import parse_overrides
 from recipes.report import CellProgress, console, print_paired, print_results, write_results
 from recipes.targets import Target, find_targets, seed_groups
-from zoo.cli import Import
+from zoo.console import Import
 from zoo.errors import nearest, ran_out_of_memory, require
 from zoo.model import ZooModel
 from zoo.plugins import import_named

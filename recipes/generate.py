@@ -21,7 +21,7 @@ from modalities.contract import Writer
 from recipes.commands import CommandError, call
 from recipes.models import installed_modalities
 from recipes.targets import find_trained
-from zoo.cli import Import
+from zoo.console import Import
 
 
 def generate_command(

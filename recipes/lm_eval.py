@@ -17,7 +17,7 @@ from functools import partial
 import torch
 import typer
 
-from zoo.cli import Import, call
+from zoo.console import Import, call
 from zoo.plugins import import_named
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

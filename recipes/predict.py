@@ -20,7 +20,7 @@ from rich.table import Table
 from modalities.contract import Classifier
 from recipes.commands import CommandError, Console, call
 from recipes.targets import find_trained
-from zoo.cli import Import
+from zoo.console import Import
 
 
 def predict_command(

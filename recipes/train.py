@@ -63,7 +63,7 @@ from recipes.registry import installed_recipes, open_recipe
 from recipes.resume import own_run
 from recipes.run_folder import RunFolder
 from recipes.settings import apply_overrides
-from zoo.cli import Import
+from zoo.console import Import
 from zoo.errors import printable, require
 from zoo.files import sync
 from zoo.plugins import import_named

@@ -34,7 +34,7 @@ from recipes import evaluate as evaluation
 from recipes.commands import CommandError, call, handled_signals
 from recipes.registry import open_recipe
 from recipes.settings import apply_overrides
-from zoo.cli import Import
+from zoo.console import Import
 from zoo.errors import require
 from zoo.plugins import import_named
 

@@ -52,7 +52,7 @@ STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != oth
 # What files of the core import when they are loaded: the fused kernels, adapters and the command
 # line need more.
 CORE = {"torch", "numpy", "safetensors", "zoo", *sys.stdlib_module_names}
-MORE = {"zoo/cli.py": "typer rich"}
+MORE = {"zoo/cli.py": "typer rich", "zoo/console.py": "typer rich"}
 MORE |= {f"zoo/adapters/{name}.py": "transformers" for name in ("hf", "released")} | {
     "zoo/adapters/timm.py": "timm"
 }

@@ -34,7 +34,7 @@ sys.path.insert(
 
 from recipes.hub import published_card
 from recipes.registry import find_recipe
-from zoo.cli import call
+from zoo.console import call
 from zoo.files import file_sha256, replacing, write_json, write_text
 from zoo.pretrained import RELEASE, WEIGHTS
 

@@ -1,54 +1,31 @@
-"""priorzoo list | show | doctor: models, what one consists of, and a check of the kernels.
-
-`call` runs any typer app with the project's way of reporting errors.
-"""
+"""priorzoo list | show | doctor: models, what one consists of, and a check of the kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
-import sys
-import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import rich.console
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
-from rich.text import Text
 
 from zoo.adapters import list_adapters
 from zoo.attention.dispatch import KERNELS
 from zoo.catalog import list_models, load_model, model_entry
-from zoo.errors import from_outside, one_line, printable
+from zoo.console import Console, Import
 from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.plugins import import_named
 from zoo.pretrained import WEIGHTS, weights_entry
 from zoo.tables import adapters_table, pretrained_tables
-
-
-class Console(rich.console.Console):
-    """A terminal that prints text as it is, but control characters as \\x1b and the like: no
-    markup, emoji or highlighting."""
-
-    def __init__(self, **options: Any):
-        super().__init__(markup=False, highlight=False, emoji=False, **options)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
-
-    def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError in whose handler rich calls this, for `call`
-
 
 app = typer.Typer(
     add_completion=False,
@@ -57,68 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
-Import = Annotated[
-    list[str],
-    typer.Option(
-        "--import",
-        metavar="FILE.py|MODULE",
-        help="import it first: it registers priors of your own",
-    ),
-]
-
-# click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of
-# its own
-_USAGE_ERROR = typer.BadParameter.__mro__[2]
-
-
-def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
-    """Run a typer app on `argv` (None: the process's) and return the exit code. Every command has
-    the option --verbose.
-
-    An error is one line on standard error, after its trace with --verbose. The code is 2 where the
-    cause is outside (usage, values, files, connections, devices, memory), 1 for a fault of this
-    program, 130 for Ctrl-C, and 141 where the reader of the output is gone. Of ranks that a
-    launcher started, one per machine prints.
-    """
-    words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(
-        app.info.no_args_is_help
-    )
-    code = 2
-    verbose = "--verbose" in words
-    try:
-        command = typer.main.get_command(app)
-        chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
-        has_verbose = any("--verbose" in option.opts for option in command.params)
-        if not has_verbose and (
-            chosen is command or not chosen.context_settings.get("ignore_unknown_options")
-        ):
-            words = [word for word in words if word != "--verbose"]
-        return command.main(words, prog, standalone_mode=False) or 0
-    except typer.Exit as leave:
-        return leave.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (
-        BrokenPipeError,
-        SystemExit,
-    ) as leave:  # typer and rich make a SystemExit(1) of the first
-        if isinstance(leave, SystemExit) and not isinstance(leave.__context__, BrokenPipeError):
-            raise
-        # Python flushes it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except _USAGE_ERROR as error:  # type: ignore[misc]
-        message = error.format_message()
-    except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        message = one_line(error)
-        if not from_outside(error):
-            code = 1
-            message = f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace"
-    if message and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    return code
 
 
 @app.command("list")

@@ -12,7 +12,8 @@ import typer
 
 from tests import launching
 from zoo import create_model
-from zoo.cli import app, call
+from zoo.cli import app
+from zoo.console import call
 
 
 def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:

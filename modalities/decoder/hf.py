@@ -41,13 +41,14 @@ from zoo.model import ZooModel
 from zoo.positions import check_runs
 
 # Names of `transformers` → of a `DecoderConfig`.
-NAMES = dict(
-    vocab_size="vocab_size",
-    hidden_size="dim",
-    num_hidden_layers="num_layers",
-    num_attention_heads="num_heads",
-)
-REMOTE_CODE = "modeling_priorzoo"  # the file that auto_map names
+NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+}
+# The file that auto_map names.
+REMOTE_CODE = "modeling_priorzoo"
 
 
 class PriorzooConfig(PreTrainedConfig):
@@ -65,22 +66,20 @@ class PriorzooConfig(PreTrainedConfig):
         self.architecture = asdict(self.decoder_class.config_class(**(self.architecture or {})))
         for theirs, ours in NAMES.items():
             value = self.architecture[ours]
-            if (other := kwargs.pop(theirs, value)) != value:
+            other = kwargs.pop(theirs, value)
+            if other != value:
                 raise ValueError(
-                    f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: set that alone"
+                    f"{theirs}={other} disagrees with architecture[{ours!r}]={value}: "
+                    "set that alone"
                 )
             setattr(self, theirs, value)
-        kwargs["tie_word_embeddings"] = self.architecture[
-            "tied"
-        ]  # inside the decoder, which has one matrix then
+        # The decoder itself has one matrix then.
+        kwargs["tie_word_embeddings"] = self.architecture["tied"]
         name = type(self).__name__.removesuffix("Config")
-        classes = {
-            "AutoConfig": "Config",
-            "AutoModel": "Model",
-            "AutoModelForCausalLM": "ForCausalLM",
-        }
         kwargs["auto_map"] = {
-            auto: f"{REMOTE_CODE}.{name}{which}" for auto, which in classes.items()
+            "AutoConfig": f"{REMOTE_CODE}.{name}Config",
+            "AutoModel": f"{REMOTE_CODE}.{name}Model",
+            "AutoModelForCausalLM": f"{REMOTE_CODE}.{name}ForCausalLM",
         }
         super().__post_init__(**kwargs)
 
@@ -134,7 +133,8 @@ class PriorzooModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["prior", "ssmax"]  # noqa: RUF012  as in `ZooModel.storable_state`
+    # As in `ZooModel.storable_state`.
+    _keep_in_fp32_modules_strict = ["prior", "ssmax"]  # noqa: RUF012
 
     def __init__(self, config: PriorzooConfig) -> None:
         super().__init__(config)
@@ -202,7 +202,8 @@ class PriorzooModel(PreTrainedModel):
         cache = past_key_values
         if cache is not None and not isinstance(cache, PriorzooCache):
             raise ValueError(
-                f"past_key_values is a {type(cache).__name__}; expected a cache that new_cache() makes"
+                f"past_key_values is a {type(cache).__name__}; "
+                "expected a cache that new_cache() makes"
             )
         if use_cache is None:
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
@@ -210,27 +211,30 @@ class PriorzooModel(PreTrainedModel):
             cache = self.new_cache()
         if output_attentions or self.config.output_attentions:
             raise ValueError(
-                "output_attentions is not served: modalities.analysis.analyse(…, full=True) has weights"
+                "output_attentions is not served: "
+                "modalities.analysis.analyse(…, full=True) has weights"
             )
-        keep = (
-            self.config.output_hidden_states
-            if output_hidden_states is None
-            else output_hidden_states
-        )
-        states: list[Tensor] = []
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states: list[Tensor] | None = [] if output_hidden_states else None
+        if states is not None:
+            last = None
+        elif last is not None:
+            last = min(last, tokens.shape[1])
         features = self.model.forward_features(
             tokens,
             segments=_segments(attention_mask, tokens, cache),
             cache=None if cache is None else cache.held,
-            last=None if last is None or keep else min(last, tokens.shape[1]),
-            states=states if keep else None,
+            last=last,
+            states=states,
         )
+        hidden_states = None
+        if states is not None:
+            hidden_states = cast(tuple[torch.FloatTensor, ...], (*states, features))
         return BaseModelOutputWithPast(
             last_hidden_state=cast(torch.FloatTensor, features),
             past_key_values=cache if use_cache else None,
-            hidden_states=cast(tuple[torch.FloatTensor, ...], (*states, features))
-            if keep
-            else None,
+            hidden_states=hidden_states,
         )
 
     @classmethod
@@ -261,7 +265,8 @@ class TiedHead(nn.Module):
 
     def __init__(self, wrapped: PriorzooModel) -> None:
         super().__init__()
-        self._wrapped = [wrapped]  # in a list, or it would be a part of this module
+        # In a list, or it would be a part of this module.
+        self._wrapped = [wrapped]
 
     @property
     def weight(self) -> Tensor:
@@ -274,9 +279,8 @@ class TiedHead(nn.Module):
 class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
     """A decoder that predicts the next token."""
 
-    accepts_loss_kwargs = (
-        True  # Trainer then passes num_items_in_batch and leaves the division to the loss
-    )
+    # Trainer then passes num_items_in_batch and leaves the division to the loss.
+    accepts_loss_kwargs = True
 
     def __init__(self, config: PriorzooConfig) -> None:
         super().__init__(config)
@@ -287,17 +291,18 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         """The `transformers` model around `model`, sharing its weights; its special tokens are
         those of its tokenizer."""
         kind = cls.config_class
+        ids: dict[str, int] = {}
         try:
             tokenizer = kind.fast_tokenizer(model.config.tokenizer)
-            ids = {
-                f"{role}_token_id": getattr(tokenizer, f"{role}_token_id")
-                for role in ("bos", "eos", "pad")
-            }
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+                number = getattr(tokenizer, name)
+                if number is not None:
+                    ids[name] = number
         except FileNotFoundError:
-            ids = {}  # a warning says so when the model is saved
+            # A warning says so when the model is saved.
+            pass
         with torch.device("meta"):
-            special = {name: number for name, number in ids.items() if number is not None}
-            wrapped = cls(kind(architecture=asdict(model.config), **special))
+            wrapped = cls(kind(architecture=asdict(model.config), **ids))
         wrapped.model = model
         return wrapped.train(model.training)
 
@@ -306,14 +311,16 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         """The same modules without the head, a model of transformers, as TRL's trainers call it."""
         base = copy.copy(self)
         base.__class__ = PriorzooModel
-        base.__dict__.pop(
-            "forward", None
-        )  # another one, which trainers have put there, is that of the head
+        # A forward that trainers have put there is that of the head.
+        base.__dict__.pop("forward", None)
         return base
 
     def get_output_embeddings(self) -> nn.Module | None:
-        plain = type(self.model).forward_head is Decoder.forward_head  # DNA's may add to the logits
-        return self.lm_head if self.model.head is None and plain else self.model.head
+        # A subclass may add to the logits, as DNA's does: then no matrix is the whole head.
+        plain = type(self.model).forward_head is Decoder.forward_head
+        if self.model.head is None and plain:
+            return self.lm_head
+        return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         self.model.head = cast(nn.Linear, new_embeddings)
@@ -343,40 +350,47 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         num_items_in_batch: what the sum of losses is divided by; None for their number here.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) else 0
-        inputs = input_ids, attention_mask, past_key_values, inputs_embeds
-        options = use_cache, output_attentions, output_hidden_states
-        read = super().forward(*inputs, *options, tail or None, return_dict=True)
-        features = cast(Tensor, read.last_hidden_state)
-        features = (
-            features[:, -tail:] if isinstance(logits_to_keep, int) else features[:, logits_to_keep]
+        output = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            last=tail or None,
+            return_dict=True,
         )
+        features = cast(Tensor, output.last_hidden_state)
+        # The slice from −0 is the whole.
+        chosen = slice(-tail, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        features = features[:, chosen]
         logits = self.model.forward_head(features)
         loss = None
         if labels is not None:
             # Where nothing is to be predicted the mean is of none; a sum over num_items_in_batch
             # stays 0.
-            targets = self.targets(labels)
-            size = logits.shape[-1]
             loss = self.loss_function(
-                logits, targets, size, num_items_in_batch, ignore_index=IGNORED
+                logits,
+                self.targets(labels),
+                logits.shape[-1],
+                num_items_in_batch,
+                ignore_index=IGNORED,
             )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=cast(torch.FloatTensor, logits),
-            past_key_values=read.past_key_values,
-            hidden_states=read.hidden_states,
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
         )
 
     @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
     def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
         """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers`
         hands on to `forward`."""
-        served = {
-            name: value
-            for name, value in kwargs.items()
-            if name not in ("tokenizer", "assistant_tokenizer")
-        }
-        return super().prepare_inputs_for_generation(*args, **served)
+        kwargs.pop("tokenizer", None)
+        kwargs.pop("assistant_tokenizer", None)
+        return super().prepare_inputs_for_generation(*args, **kwargs)
 
     def _prepare_cache_for_generation(
         self,
@@ -386,9 +400,11 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
             raise ValueError(
-                f"cache_implementation={kind!r} is not served; past_key_values=model.new_cache(tokens) is"
+                f"cache_implementation={kind!r} is not served; "
+                "past_key_values=model.new_cache(tokens) is"
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.new_cache(max_cache_length + 1)
@@ -402,26 +418,24 @@ def _segments(mask: Tensor | None, tokens: Tensor, cache: PriorzooCache | None) 
     """Document ids (B, T) of new tokens: −1 on padding, 0 else; None where no token so far is
     padding."""
     past = 0 if cache is None else cache.get_seq_length()
-    count = tokens.shape[1]
-    known = past > 0 and cache is not None and cache.held.segments is not None
+    padded_before = past > 0 and cache is not None and cache.held.segments is not None
     if mask is None:
-        return (
-            torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
-            if known
-            else None
-        )
-    if mask.shape != (tokens.shape[0], past + count):
+        if not padded_before:
+            return None
+        return torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
+    rows, count = tokens.shape[:2]
+    if mask.shape != (rows, past + count):
         raise ValueError(
-            f"attention_mask has shape {tuple(mask.shape)}; expected {(tokens.shape[0], past + count)}, one entry for each of "
-            f"{past} cached and {count} new tokens"
+            f"attention_mask has shape {tuple(mask.shape)}; expected {(rows, past + count)}, "
+            f"one entry for each of {past} cached and {count} new tokens"
         )
     # Rows without padding take the kernels that need no mask. A compiled graph is of one kind,
     # whatever the mask holds.
-    if not known and not torch.compiler.is_compiling() and bool(mask.all()):
+    if not padded_before and not torch.compiler.is_compiling() and bool(mask.all()):
         return None
-    shown = mask > 0
-    begins = shown.clone()
-    begins[:, 1:] &= ~shown[:, :-1]
+    real = mask > 0
+    begins = real.clone()
+    begins[:, 1:] &= ~real[:, :-1]
     check_runs(begins.sum(1) <= 1)
     return mask[:, past:].long() - 1
 
@@ -443,14 +457,11 @@ _decay_parameter_names = Trainer.get_decay_parameter_names
 def _decay_no_prior(self: Trainer, model: nn.Module) -> list[str]:
     """Leave out what `ZooModel.no_weight_decay` names; Trainer knows layers by their types
     alone."""
-    ours = (
-        (prefix, module) for prefix, module in model.named_modules() if isinstance(module, ZooModel)
-    )
-    exempt = {
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, module in ours
-        for name in module.no_weight_decay()
-    }
+    exempt: set[str] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, ZooModel):
+            for name in module.no_weight_decay():
+                exempt.add(f"{prefix}.{name}".lstrip("."))
     return [name for name in _decay_parameter_names(self, model) if name not in exempt]
 
 
@@ -464,9 +475,12 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
     spec = (config.architecture or {})["tokenizer"]
     if not (folder / "tokenizer_config.json").exists():
         try:
-            here = Path(config.name_or_path or "")  # where the model was read from
-            moved = (here / "tokenizer_config.json").is_file()
-            tokenizer = AutoTokenizer.from_pretrained(here) if moved else kind.fast_tokenizer(spec)
+            # Where the model was read from.
+            origin = Path(config.name_or_path or "")
+            if (origin / "tokenizer_config.json").is_file():
+                tokenizer = AutoTokenizer.from_pretrained(origin)
+            else:
+                tokenizer = kind.fast_tokenizer(spec)
             tokenizer.save_pretrained(folder)
         except FileNotFoundError as error:
             logging.getLogger(__name__).warning(
@@ -474,6 +488,7 @@ def complete_folder(folder: Path, config: PriorzooConfig) -> None:
             )
     classes = sorted(target.split(".")[1] for target in config.auto_map.values())
     (folder / f"{REMOTE_CODE}.py").write_text(
-        '"""Loads this model with the installed package priorzoo, for `trust_remote_code=True`."""\n\n'
+        '"""Loads this model with the installed package priorzoo, '
+        'for `trust_remote_code=True`."""\n\n'
         f"from {kind.__module__} import {', '.join(classes)}  # noqa: F401\n"
     )

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
-OBSERVED = "priorzoo_observed"  # the attention function that shows its calls
-_OBSERVERS: list[Observer] = []  # the last one is shown all calls
+# The attention function that shows its calls.
+OBSERVED = "priorzoo_observed"
+# The last one is shown all calls.
+_OBSERVERS: list[Observer] = []
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class OutsideCache:
     def __init__(self) -> None:
         self.held: Any = None
         self.length = 0
-        self.real: Tensor | None = None  # (B, length) bool, where rows are padded
+        # (B, length) bool, where rows are padded.
+        self.real: Tensor | None = None
 
     def mark(self) -> int:
         if self.held is not None:
@@ -78,7 +81,8 @@ class OutsideCache:
         elif mark < self.length:
             self.held.crop(mark - self.length)
         self.length = mark
-        self.real = None if self.real is None else self.real[:, :mark]
+        if self.real is not None:
+            self.real = self.real[:, :mark]
 
 
 class OutsideDecoder(nn.Module):
@@ -93,20 +97,21 @@ class OutsideDecoder(nn.Module):
         super().__init__()
         self.model = model.eval()
         config = model.config.get_text_config()
-        sizes = (
-            config.vocab_size,
-            config.num_hidden_layers,
-            getattr(config, "num_attention_heads", 0),
-        )
-        contexts = _train_context(config, name), _max_context(model, config)
         self.config = OutsideConfig(
-            name, PurePath(name).name, *sizes, *contexts, f"hf:{split_arm(name)[0]}"
+            name=name,
+            position=PurePath(name).name,
+            vocab_size=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=getattr(config, "num_attention_heads", 0),
+            train_context=_train_context(config, name),
+            max_context=_max_context(model, config),
+            tokenizer=f"hf:{split_arm(name)[0]}",
         )
         rotations = " ".join(str(getattr(module, "rope_type", "")) for module in model.modules())
-        self.by_length = (
-            "dynamic" in rotations or "longrope" in rotations
-        )  # angles depend on the length of the text
-        self._kind: Any = None  # class of the base model's output
+        # Angles that depend on the length of the text.
+        self.by_length = "dynamic" in rotations or "longrope" in rotations
+        # Class of the base model's output.
+        self._kind: Any = None
         self._base = self._find_base()
         self._takes = set(inspect.signature(self._base[0].forward).parameters)
 
@@ -114,19 +119,19 @@ class OutsideDecoder(nn.Module):
     def _find_base(self) -> list[Any]:
         """The module (in a list, so that it is registered once) on whose features the head gives
         the model's logits."""
-        tokens = (
-            torch.arange(4, device=self.model.device)[None]
-            % self.model.config.get_text_config().vocab_size
-        )
-        whole = self.model(input_ids=tokens, use_cache=False).logits.float()
+        vocab_size = self.model.config.get_text_config().vocab_size
+        tokens = torch.arange(4, device=self.model.device)[None] % vocab_size
+        expected = self.model(input_ids=tokens, use_cache=False).logits.float()
         for base in (self.model.base_model, self.model.get_decoder()):
-            if base is not None and base is not self.model:
-                self._base = [base]
-                logits = OutsideDecoder.forward_head(self, self._read(tokens).last_hidden_state)
-                if logits.shape == whole.shape and torch.allclose(
-                    logits, whole, rtol=1e-4, atol=1e-4
-                ):
-                    return self._base
+            if base is None or base is self.model:
+                continue
+            self._base = [base]
+            features = self._read(tokens).last_hidden_state
+            logits = OutsideDecoder.forward_head(self, features)
+            if logits.shape != expected.shape:
+                continue
+            if torch.allclose(logits, expected, rtol=1e-4, atol=1e-4):
+                return self._base
         kind = type(self.model).__name__
         raise ValueError(
             f"hf:{self.config.name}: logits of {kind} are not those of its head on its base model"
@@ -139,8 +144,10 @@ class OutsideDecoder(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """Its blocks: the list of modules that is as long as the model is deep."""
-        lists = (m for m in self.model.modules() if isinstance(m, nn.ModuleList))
-        return next((m for m in lists if len(m) == self.config.num_layers), nn.ModuleList())
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.config.num_layers:
+                return module
+        return nn.ModuleList()
 
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
@@ -156,12 +163,14 @@ class OutsideDecoder(nn.Module):
         return self
 
     def new_cache(self, capacity: int = 0) -> OutsideCache:
-        if self.by_length:  # a short text brings back the angles that a longer one changed
+        if self.by_length:
+            # A short text brings back the angles that a longer one changed.
             self._read(torch.zeros(1, 1, dtype=torch.int64, device=self.model.device))
         return OutsideCache()
 
     def _read(self, tokens: Tensor, **options: Any) -> Any:
-        output = self._base[0](input_ids=tokens, return_dict=True, **{"use_cache": False} | options)
+        options.setdefault("use_cache", False)
+        output = self._base[0](input_ids=tokens, return_dict=True, **options)
         self._kind = type(output)
         return output
 
@@ -184,15 +193,16 @@ class OutsideDecoder(nn.Module):
         reach = tokens.shape[1] + (cache.length if cache else 0)
         if most and reach > most:
             raise ValueError(
-                f"hf:{name} has positions for {most} tokens and is given {reach}: choose --lengths to fit"
+                f"hf:{name} has positions for {most} tokens and is given {reach}: "
+                "choose --lengths to fit"
             )
         options = self._padding(segments, cache)
         if cache is not None:
             if "past_key_values" not in self._takes:
-                raise ValueError(
-                    f"hf:{name}: {self.model.config.model_type} keeps no keys and values to go on from"
-                )
-            options |= {"use_cache": True, "past_key_values": cache.held}
+                kind = self.model.config.model_type
+                raise ValueError(f"hf:{name}: {kind} keeps no keys and values to go on from")
+            options["use_cache"] = True
+            options["past_key_values"] = cache.held
         with self._shown(kernel):
             output = self._read(tokens, **options)
         if cache is not None:
@@ -200,9 +210,8 @@ class OutsideDecoder(nn.Module):
             cache.length = reach
             kinds = {type(layer).__name__ for layer in cache.held.layers}
             if not kinds <= {"DynamicLayer", "DynamicSlidingWindowLayer"}:
-                raise ValueError(
-                    f"hf:{name}: {self.model.config.model_type} keeps states, which cannot be rewound"
-                )
+                kind = self.model.config.model_type
+                raise ValueError(f"hf:{name}: {kind} keeps states, which cannot be rewound")
         features = output.last_hidden_state
         return features if last is None else features[:, -last:]
 
@@ -215,12 +224,14 @@ class OutsideDecoder(nn.Module):
             raise ValueError(f"hf:{self.config.name} reads one document a row, got rows of several")
         real = segments >= 0
         if cache is not None:
-            real = real if cache.real is None else torch.cat([cache.real, real], dim=1)
+            if cache.real is not None:
+                real = torch.cat([cache.real, real], dim=1)
             cache.real = real
-        places = (real.long().cumsum(1) - 1).clamp(min=0)[:, -segments.shape[1] :]
-        return {"attention_mask": real.long()} | (
-            {"position_ids": places} if "position_ids" in self._takes else {}
-        )
+        options = {"attention_mask": real.long()}
+        if "position_ids" in self._takes:
+            places = (real.long().cumsum(1) - 1).clamp(min=0)
+            options["position_ids"] = places[:, -segments.shape[1] :]
+        return options
 
     @cached_property
     def separates(self) -> bool:
@@ -228,14 +239,16 @@ class OutsideDecoder(nn.Module):
         position_ids begin again."""
         if "position_ids" not in self._takes:
             return False
+        # Two rows with different first documents and the same second one.
         tokens = torch.arange(12, device=self.model.device).view(2, 6) % self.config.vocab_size
         tokens[:, 3:] = tokens[0, 3:]
+        position_ids = torch.arange(6, device=tokens.device).expand(2, 6) % 3
         training = self.model.training
         self.model.eval()
         with torch.no_grad():
-            places = torch.arange(6, device=tokens.device).expand(2, 6) % 3
-            first, second = self._read(tokens, position_ids=places).last_hidden_state[:, 3:].float()
+            features = self._read(tokens, position_ids=position_ids).last_hidden_state
         self.model.train(training)
+        first, second = features[:, 3:].float()
         return torch.allclose(first, second, rtol=0, atol=1e-3 * float(first.abs().max()))
 
     def packed_features(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
@@ -245,12 +258,12 @@ class OutsideDecoder(nn.Module):
             return self._read(tokens, position_ids=position_ids).last_hidden_state
         rows = []
         for row, places in zip(tokens, position_ids, strict=True):
-            documents = row.tensor_split((places == 0).nonzero().flatten().tolist())
-            rows.append(
-                torch.cat(
-                    [self._read(one[None]).last_hidden_state[0] for one in documents if len(one)]
-                )
-            )
+            starts = (places == 0).nonzero().flatten().tolist()
+            features = []
+            for document in row.tensor_split(starts):
+                if len(document):
+                    features.append(self._read(document[None]).last_hidden_state[0])
+            rows.append(torch.cat(features))
         return torch.stack(rows)
 
     def forward_head(self, features: Tensor) -> Tensor:
@@ -259,6 +272,7 @@ class OutsideDecoder(nn.Module):
         base = self._base[0]
         flat = features.reshape(1, -1, features.shape[-1])
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=flat.device)
+        # For this call the base model gives these features, whatever the tokens.
         base.forward = lambda *_, **__: self._kind(last_hidden_state=flat)
         try:
             logits = self.model(input_ids=tokens, use_cache=False).logits
@@ -302,10 +316,10 @@ class OutsideDecoder(nn.Module):
             if not adapted:
                 self.model.set_attn_implementation(implementation)
         if calls != self.config.num_layers:
-            name = f"hf:{self.config.name}: attention of {self.model.config.model_type}"
-            layers = self.config.num_layers
+            kind = self.model.config.model_type
             raise ValueError(
-                f"{name} cannot be seen: {calls} of {layers} layers use transformers' AttentionInterface"
+                f"hf:{self.config.name}: attention of {kind} cannot be seen: {calls} of "
+                f"{self.config.num_layers} layers use transformers' AttentionInterface"
             )
 
 
@@ -316,7 +330,8 @@ def open_causal_lm(name: str) -> PreTrainedModel:
     Settings behind the name, FOLDER@KEY=VALUE,…, change it as in `open_released`; `adapter` puts an
     adapter folder on it. An adapter folder by itself is opened on the base that it names.
     """
-    open_tokenizer(name)  # looked for first
+    # A missing tokenizer is reported before the weights are read.
+    open_tokenizer(name)
     folder, settings = split_arm(name)
     return opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=True))
 
@@ -330,23 +345,28 @@ def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTraine
         if settings:
             raise ValueError(f"a whole adapted model takes no settings, got {', '.join(settings)}")
         return load_adapted(folder)
-    folder, base = (settings["adapter"], folder) if "adapter" in settings else (folder, None)
-    rest = {key: text for key, text in settings.items() if key != "adapter"}
+    rest = dict(settings)
+    base = None
+    if "adapter" in rest:
+        base = folder
+        folder = rest.pop("adapter")
     if base or (Path(folder) / ADAPTER).is_file():
         return load_adapted(folder, base=base, merge=merge, settings=rest)
-    saved = Path(folder) / "adapter_model.safetensors"  # of PEFT
-    if saved.is_file() and any("position_bias" in key for key in read_tensors(saved)):
+    peft_adapter = Path(folder) / "adapter_model.safetensors"
+    if peft_adapter.is_file() and any("position_bias" in key for key in read_tensors(peft_adapter)):
         cure = "load it on zoo.load_adapted(BASE), merge_and_unload(), then zoo.save_adapted"
         raise ValueError(f"its adapter of PEFT has priors, without which it would be read: {cure}")
     return open_released(folder, settings)
 
 
 def _train_context(config: PreTrainedConfig, name: str) -> int:
-    length = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "max_seq_len", None
+    length = (
+        getattr(config, "max_position_embeddings", None)
+        or getattr(config, "max_seq_len", None)
+        or open_tokenizer(name).model_max_length
     )
-    length = length or open_tokenizer(name).model_max_length
-    if not length or length >= 1 << 30:  # transformers writes 10³⁰ where it is not known
+    # transformers writes 10³⁰ where it is not known.
+    if not length or length >= 1 << 30:
         raise ValueError(
             f"hf:{name}: unknown training length: add max_position_embeddings to config.json"
         )
@@ -359,12 +379,16 @@ def _max_context(model: PreTrainedModel, config: PreTrainedConfig) -> int | None
     most = getattr(config, "max_position_embeddings", None)
     if most is None:
         return None
-    tokens = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and id(m) not in tokens]
-    learned = any(
-        most <= table.num_embeddings <= most + 2 for table in tables
-    )  # OPT's has two more
-    return most if learned or any(most in buffer.shape for buffer in model.buffers()) else None
+    token_tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding) or any(module is table for table in token_tables):
+            continue
+        # OPT's has two more.
+        if most <= module.num_embeddings <= most + 2:
+            return most
+    if any(most in buffer.shape for buffer in model.buffers()):
+        return most
+    return None
 
 
 def _observed(
@@ -385,10 +409,12 @@ def _observed(
                 f"attention with {name} is no softmax of q·k alone and cannot be analysed"
             )
     scaling = options.get("scaling")
-    scaled = query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
+    scaled = query
+    if scaling is not None:
+        # The call divides by √d itself.
+        scaled = query * (scaling * query.shape[-1] ** 0.5)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError("attention with a bias beside its mask cannot be analysed")
-    _OBSERVERS[-1].see(
-        AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask)
-    )
+    call = AttentionCall(scaled, key, value, PriorTerms(), causal=True, mask=attention_mask)
+    _OBSERVERS[-1].see(call)
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-MOST_IDS = 2**24  # ids of a vocabulary
-_LARGEST = 1 << 28  # bytes of a file; the largest in use have some 30 million
-COPY = "tokenizer.json"  # in a saved model's folder
-_copies: dict[str, Path] = {}  # by the name in a spec; of "hf:NAME" the folder
+# Ids of a vocabulary.
+MOST_IDS = 2**24
+# Bytes of a file; the largest in use have some 30 million.
+_LARGEST = 1 << 28
+# In a saved model's folder.
+COPY = "tokenizer.json"
+# By the name in a spec; of "hf:NAME" the folder.
+_copies: dict[str, Path] = {}
 _T = TypeVar("_T")
 
 
@@ -50,16 +54,7 @@ def save_copy(spec: str, folder: Path) -> list[str]:
     """Copy a spec's file, or its folder of transformers, into a saved model's folder; names of the
     files written."""
     if spec.startswith("hf:"):
-        place = tokenizer_folder(spec.removeprefix("hf:"))
-        if not Path(place).is_dir():  # of the hub
-            return []
-        with tempfile.TemporaryDirectory() as temporary:
-            open_tokenizer(place).save_pretrained(temporary)
-            written = sorted(path for path in Path(temporary).iterdir() if path.is_file())
-            for path in written:
-                with replacing(folder / path.name, "wb") as out:
-                    out.write(path.read_bytes())
-        return [path.name for path in written]
+        return _save_folder(tokenizer_folder(spec.removeprefix("hf:")), folder)
     file = tokenizer_file(spec)
     if file is None or not file.is_file():
         return []
@@ -69,29 +64,43 @@ def save_copy(spec: str, folder: Path) -> list[str]:
     return [COPY]
 
 
+def _save_folder(name: str, folder: Path) -> list[str]:
+    # Not a tokenizer of the hub, which its name finds.
+    if not Path(name).is_dir():
+        return []
+    with tempfile.TemporaryDirectory() as temporary:
+        open_tokenizer(name).save_pretrained(temporary)
+        files = sorted(path for path in Path(temporary).iterdir() if path.is_file())
+        for path in files:
+            with replacing(folder / path.name, "wb") as out:
+                out.write(path.read_bytes())
+    return [path.name for path in files]
+
+
 def use_copy(spec: str, folder: Path) -> None:
     """Read the spec's tokenizer from a saved model's folder from now on, where it has one.
     ValueError where another model that was loaded brought another one of this name."""
-    of_transformers = spec.startswith("hf:")
-    name = spec if of_transformers else spec.partition("?")[0]
-    if not (folder / ("tokenizer_config.json" if of_transformers else COPY)).is_file():
+    if spec.startswith("hf:"):
+        name = spec
+        copy = folder.absolute()
+        exists = (folder / "tokenizer_config.json").is_file()
+    else:
+        name = spec.partition("?")[0]
+        copy = (folder / COPY).absolute()
+        exists = name.endswith(".json") and copy.is_file()
+    if not exists:
         return
-    if not of_transformers and not name.endswith(".json"):
-        return
-    copy = (folder if of_transformers else folder / COPY).absolute()
-    known = _copies.get(name, copy)
-    if known != copy and known.exists() and _content(known) != _content(copy):
-        both = f"{known} and {copy} differ and are both called {name!r}"
+    other = _copies.get(name, copy)
+    if other != copy and other.exists() and _content(other) != _content(copy):
+        both = f"{other} and {copy} differ and are both called {name!r}"
         raise ValueError(f"{both}: read their models one after the other")
     _copies[name] = copy
 
 
 def _content(place: Path) -> bytes | str:
-    return (
-        place.read_bytes()
-        if place.is_file()
-        else fingerprint_of_tokenizer(open_tokenizer(str(place)))
-    )
+    if place.is_file():
+        return place.read_bytes()
+    return fingerprint_of_tokenizer(open_tokenizer(str(place)))
 
 
 def check_tokenizer_file(path: Path) -> dict[str, object]:
@@ -102,10 +111,11 @@ def check_tokenizer_file(path: Path) -> dict[str, object]:
         raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
     added = content.get("added_tokens") or []
     vocabulary = content["model"].get("vocab") or {}
-    if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+    if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
         raise ValueError(f"{path}: added_tokens is not a list of objects")
-    ids = [(one.get("content"), one.get("id")) for one in added]
-    ids += vocabulary.items() if isinstance(vocabulary, dict) else []
+    ids = [(entry.get("content"), entry.get("id")) for entry in added]
+    if isinstance(vocabulary, dict):
+        ids += vocabulary.items()
     for token, number in ids:
         if type(number) is not int or not 0 <= number < MOST_IDS:
             raise ValueError(
@@ -119,11 +129,11 @@ def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
     is none."""
     content = check_tokenizer_file(path)
     try:
-        with no_panic(
-            spec
-        ):  # what was checked and nothing else: parsers differ where a key comes twice
+        # The content that was checked, not the file: parsers differ where a key comes twice.
+        with no_panic(spec):
             return tokenizers.Tokenizer.from_str(json.dumps(content))
-    except Exception as error:  # the library raises a bare Exception for every malformed file
+    # The library raises a bare Exception for every malformed file.
+    except Exception as error:
         raise ValueError(
             f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}"
         ) from error
@@ -154,7 +164,8 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # what is wrong is an error here, in one line
+    # What is wrong is an error here, in one line.
+    logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         with no_panic(f"hf:{name}"):
@@ -165,9 +176,9 @@ def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
                 f"hf:{name}: its {what} is code of its own, which is never run"
             ) from error
         message = " ".join(str(error).split())
-        raise ValueError(
-            f"hf:{name}: no {what} can be opened: {message[:200]}{'…' * (len(message) > 200)}"
-        ) from error
+        if len(message) > 200:
+            message = f"{message[:200]}…"
+        raise ValueError(f"hf:{name}: no {what} can be opened: {message}") from error
     finally:
         logging.set_verbosity(verbosity)
         if bars:
@@ -179,24 +190,39 @@ def check_place(name: str) -> None:
     of the hub, by one request; ImportError without a package that reading it needs."""
     require("transformers", f"hf:{name}", "hf")
     if name.endswith(".gguf") and Path(name).is_file():
-        return require("gguf", f"hf:{name}", "hf")
+        require("gguf", f"hf:{name}", "hf")
+        return
     if name and Path(name).is_dir():
-        return None
+        return
     import huggingface_hub
 
-    folders = [
-        p.name for p in Path(name).parent.glob("*") if name and (p.is_dir() or p.suffix == ".gguf")
-    ]
-    kinds = "a folder of save_pretrained, a GGUF file, a name of the hub, or what `priorzoo fetch-data text` fetches"
-    missing = f"hf:{name}: no such folder; {did_you_mean(Path(name).name, folders).strip() or f'expected {kinds}'}"
+    expected = did_you_mean(Path(name).name, _neighbours(name)).strip()
+    if not expected:
+        expected = (
+            "expected a folder of save_pretrained, a GGUF file, a name of the hub, "
+            "or what `priorzoo fetch-data text` fetches"
+        )
+    missing = f"hf:{name}: no such folder; {expected}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ValueError(missing)
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-        return None
+        return
     try:
         huggingface_hub.model_info(name, timeout=10)
-    except Exception as error:  # also of the HTTP library in use
+    # Any error, since those of the HTTP library in use are among them.
+    except Exception as error:
         raise ValueError(f"{missing} (the hub: {type(error).__name__})") from error
+
+
+def _neighbours(name: str) -> list[str]:
+    """Names of the folders and GGUF files beside a path that does not exist."""
+    if not name:
+        return []
+    names = []
+    for path in Path(name).parent.glob("*"):
+        if path.is_dir() or path.suffix == ".gguf":
+            names.append(path.name)
+    return names
 
 
 def split_arm(name: str) -> tuple[str, dict[str, str]]:
@@ -205,24 +231,31 @@ def split_arm(name: str) -> tuple[str, dict[str, str]]:
     match = None if Path(name).exists() else re.fullmatch(r"(.+?)@([\w.]+=.*)", name)
     if match is None:
         return find_folder(name), {}
-    return find_folder(match[1]), dict(part.partition("=")[::2] for part in match[2].split(","))
+    settings = {}
+    for part in match[2].split(","):
+        key, _, value = part.partition("=")
+        settings[key] = value
+    return find_folder(match[1]), settings
 
 
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in
     `opened`."""
-    name = split_arm(name)[0]
-    if (adapter := Path(name) / ADAPTER).is_file():
+    name, _ = split_arm(name)
+    adapter = Path(name) / ADAPTER
+    if adapter.is_file():
         name = find_folder(read_object(adapter)["base"]["name"])
-    if (file := Path(name) / "tokenizer.json").is_file():
+    file = Path(name) / "tokenizer.json"
+    if file.is_file():
         check_tokenizer_file(file)
     source, gguf = hub_name(name)
-    return opened(
-        name,
-        "tokenizer",
-        lambda t: t.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **gguf),
-    )
+
+    def load(transformers: ModuleType) -> PreTrainedTokenizerBase:
+        auto = transformers.AutoTokenizer
+        return auto.from_pretrained(source, trust_remote_code=False, **gguf)
+
+    return opened(name, "tokenizer", load)
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:
@@ -249,11 +282,10 @@ def spells(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 def fingerprint_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hex digits, equal for tokenizers that give equal ids for every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = (
-        backend.to_str()
-        if backend is not None
-        else json.dumps(sorted(tokenizer.get_vocab().items()))
-    )
+    if backend is not None:
+        content = backend.to_str()
+    else:
+        content = json.dumps(sorted(tokenizer.get_vocab().items()))
     kind = [type(tokenizer).__name__, tokenizer.bos_token_id, tokenizer.eos_token_id]
     return hashlib.blake2b(f"{kind}{content}".encode(), digest_size=16).hexdigest()
 
@@ -266,15 +298,17 @@ def make_fast(
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
-    names = {n: backend.id_to_token(n) for n in (bos, pad, eos) if n is not None}
+    bos_token = backend.id_to_token(bos)
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{names[bos]} $A", pair=f"{names[bos]} $A $B", special_tokens=[(names[bos], bos)]
+        single=f"{bos_token} $A",
+        pair=f"{bos_token} $A $B",
+        special_tokens=[(bos_token, bos)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=names[bos],
-        eos_token=None if eos is None else names[eos],
-        pad_token=names[pad],
+        bos_token=bos_token,
+        eos_token=None if eos is None else backend.id_to_token(eos),
+        pad_token=backend.id_to_token(pad),
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],

@@ -19,9 +19,8 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # so that a plain `python tools/…` finds the project
+# So that a plain `python tools/…` finds the project.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from modalities.results import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
@@ -51,27 +50,28 @@ def main(
     """Train, evaluate, draw."""
     started = time.perf_counter()
     console = Console()
-    words = [f"text.{method}_tiny" for method in METHODS] + [
-        "--seeds",
-        "0",
-        "--jobs",
-        "2",
-        "--out",
-        str(out),
-    ]
+    words = [f"text.{method}_tiny" for method in METHODS]
+    words += ["--seeds", "0"]
+    words += ["--jobs", "2"]
+    words += ["--out", str(out)]
     for setting in (*SETTINGS, f"train.steps={steps}"):
         words += ["--set", setting]
     words += ["--evaluate", MEASURED]
     console.print(f"$ priorzoo train-seeds {shlex.join(words)}", style="dim", soft_wrap=True)
-    if code := train_seeds.main(words):
+    code = train_seeds.main(words)
+    if code:
         return code
-    stored = [
-        json.loads(path.read_text())
-        for path in sorted((out / "results" / "perplexity").glob("*.json"))
-    ]
-    results = [
-        ModelResult(r["label"], r["train_context"], r["rows"], method=r["method"]) for r in stored
-    ]
+    results = []
+    for path in sorted((out / "results" / "perplexity").glob("*.json")):
+        stored = json.loads(path.read_text())
+        results.append(
+            ModelResult(
+                stored["label"],
+                stored["train_context"],
+                stored["rows"],
+                method=stored["method"],
+            )
+        )
     draw(results, out / "demo.png")
     console.rule(f"done in {(time.perf_counter() - started) / 60:.1f} minutes")
     console.print(f"{summary(results)}\nThe picture: {out / 'demo.png'}", soft_wrap=True)
@@ -93,7 +93,8 @@ def draw(results: list[ModelResult], path: Path) -> None:
     curves(axis, [*shipped, *results], Perplexity.overview)
     names = {result.label: f"{result.method}, trained just now" for result in results}
     for line in axis.lines:
-        if (name := str(line.get_label())) in names:
+        name = str(line.get_label())
+        if name in names:
             line.set(linewidth=3.2, markersize=7, zorder=4, linestyle="-", label=names[name])
         elif name.endswith("(shipped)"):
             line.set(linewidth=1.0, markersize=3.5, alpha=0.6)
@@ -104,13 +105,16 @@ def draw(results: list[ModelResult], path: Path) -> None:
 def summary(results: list[ModelResult]) -> str:
     """Three sentences: what is seen, from the measured rows, and what to type next."""
     rows = {result.method: result.rows for result in results}
-    (ggd, *_, ggd_far), (rope, *_, rope_far) = (rows[method] for method in METHODS)
+    ggd = [row["bits_per_byte"] for row in rows["ggd_ssmax"]]
+    rope = [row["bits_per_byte"] for row in rows["rope"]]
+    lengths = [row["length"] for row in rows["rope"]]
     return (
-        f"Inside the training length of {ggd['length']} tokens, GGD with SSMax reads at {ggd['bits_per_byte']:.2f} bits "
-        f"per byte and RoPE at {rope['bits_per_byte']:.2f}.\n"
-        f"In windows of {ggd_far['length']:,} tokens, which neither has seen, it is {ggd_far['bits_per_byte']:.2f} and "
-        f"{rope_far['bits_per_byte']:.2f}.\n"
-        "Next: `priorzoo evaluate text_ggd_ssmax_tiny.facts passkey` finds a key in 16 times the training length."
+        f"Inside the training length of {lengths[0]} tokens, GGD with SSMax reads at "
+        f"{ggd[0]:.2f} bits per byte and RoPE at {rope[0]:.2f}.\n"
+        f"In windows of {lengths[-1]:,} tokens, which neither has seen, it is {ggd[-1]:.2f} and "
+        f"{rope[-1]:.2f}.\n"
+        "Next: `priorzoo evaluate text_ggd_ssmax_tiny.facts passkey` finds a key in 16 times the "
+        "training length."
     )
 
 

@@ -19,35 +19,35 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = {ROOT / f"{name}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG")} | {
-    ROOT / "README.md": "index.md"
+# Pages outside docs/ and their places in the site's sources.
+PAGES = {
+    ROOT / "README.md": "index.md",
+    ROOT / "CONTRIBUTING.md": "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md": "CHANGELOG.md",
 }
+# Text, path and anchor of a link that is no URL.
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
-
 CODE = re.compile(r"<code>[^<\n]*</code>")
 OPTION = re.compile(r"(?<![\w-])(?:--?[A-Za-z]|\w+-)[\w-]{1,30}(?![\w-])")
 
 
 def linked(source: Path) -> dict[str, Path]:
     """Files and folders of the project that a page links to, by the link."""
-    targets = {
-        link[2]: (source.parent / link[2]).resolve() for link in LINK.finditer(source.read_text())
-    }
-    return {
-        link: path for link, path in targets.items() if path.is_relative_to(ROOT) and path.exists()
-    }
+    targets = {}
+    for link in LINK.finditer(source.read_text()):
+        path = (source.parent / link[2]).resolve()
+        if path.is_relative_to(ROOT) and path.exists():
+            targets[link[2]] = path
+    return targets
 
 
 def place(path: Path) -> str:
     """Where a file of the project lies in the site's sources."""
     if path in PAGES:
         return PAGES[path]
-    inside = path.is_relative_to(DOCS)
-    return (
-        path.relative_to(DOCS).as_posix()
-        if inside
-        else "files/" + path.relative_to(ROOT).as_posix()
-    )
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    return "files/" + path.relative_to(ROOT).as_posix()
 
 
 def on_files(files: Any, *, config: Any) -> Any:
@@ -85,17 +85,11 @@ def models_page() -> str:
     ]
     for title, columns, rows in pretrained_tables(list_models(pretrained=True)):
         name, measured = title.split("\n")
-        lines += [
-            "",
-            f"## {name.partition(':')[0]}",
-            "",
-            f"{name.partition(': ')[2]}; {measured}.",
-            "",
-        ]
-        lines += [
-            f"| {' | '.join(row)} |"
-            for row in (columns, ["---"] + ["---:"] * (len(columns) - 1), *rows)
-        ]
+        heading, _, subject = name.partition(": ")
+        lines += ["", f"## {heading}", "", f"{subject}; {measured}.", ""]
+        rule = ["---"] + ["---:"] * (len(columns) - 1)
+        for row in (columns, rule, *rows):
+            lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -105,12 +99,14 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     here = PurePosixPath(page.file.src_uri).parent
 
     def rewrite(link: re.Match[str]) -> str:
-        path = targets.get(link[2])
+        text, target, anchor = link.groups(default="")
+        path = targets.get(target)
         if path is None:
             return link[0]
-        if path.is_dir():  # a folder has no page
-            return link[1]
-        return f"[{link[1]}]({os.path.relpath(place(path), here)}{link[3] or ''})"
+        # A folder has no page.
+        if path.is_dir():
+            return text
+        return f"[{text}]({os.path.relpath(place(path), here)}{anchor})"
 
     return LINK.sub(rewrite, markdown)
 
@@ -118,6 +114,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
     """Figures open at full size; options such as --against and numbers with their deviation are not
     broken."""
-    html = CODE.sub(lambda code: OPTION.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+
+    def keep_options(code: re.Match[str]) -> str:
+        return OPTION.sub(r'<span class="whole">\g<0></span>', code[0])
+
+    html = CODE.sub(keep_options, html)
     html = html.replace(" ± ", "&nbsp;±&nbsp;")
     return re.sub(r'<img [^>]*?src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)

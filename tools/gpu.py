@@ -1,21 +1,21 @@
 """What has to be known of one GPU: are the kernels right, what does a training step launch, how
 fast is attention.
 
-    python tools/gpu.py                              all steps, about half an hour, rows in
-    benchmarks/gpu/
-    python tools/gpu.py doctor tests                 these alone
-    python tools/gpu.py --minutes 8 --out out        stop in time; what was measured is kept
-    python tools/gpu.py --device cpu --out out       a rehearsal in small, kernels interpreted
+    python tools/gpu.py                          all steps: half an hour, rows in benchmarks/gpu/
+    python tools/gpu.py doctor tests             these alone
+    python tools/gpu.py --minutes 8 --out out    stop in time; what was measured is kept
+    python tools/gpu.py --device cpu --out out   a rehearsal in small, kernels interpreted
 
 Steps run one after the other, each in a process with its own time limit; one that fails does not
-stop the next. Every step
-writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs torch, triton, numpy,
-safetensors and pytest, for the doctor also typer and rich, and no installation of this project.
+stop the next. Every step writes OUT/STEP.json: commit, card, versions, shapes, dtype, rows. Needs
+torch, triton, numpy, safetensors and pytest, for the doctor also typer and rich, and no
+installation of this project.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -24,9 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # so that a plain `python tools/…` finds the project
+# So that a plain `python tools/…` finds the project.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.benches.timing import device_of, environment
 
@@ -56,30 +55,29 @@ def run_step(name: str, device: str, out: Path, seconds: float) -> bool:
     with its output's end."""
     _, words, rehearsal = STEPS[name]
     path = out / f"{name}.json"
-    command = [sys.executable, *words.split(), *(rehearsal.split() if device == "cpu" else [])]
+    command = [sys.executable, *words.split()]
+    if device == "cpu":
+        command += rehearsal.split()
     if name not in ("doctor", "tests"):
         command += ["--device", device, "--out", str(path)]
-    env = os.environ | {
-        "PRIORZOO_TEST_DEVICE": device,
-        "PYTHONPATH": str(ROOT),
-        "MPLBACKEND": "Agg",
-    }
+    env = os.environ.copy()
+    env["PRIORZOO_TEST_DEVICE"] = device
+    env["PYTHONPATH"] = str(ROOT)
+    env["MPLBACKEND"] = "Agg"
     if device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        env["OMP_NUM_THREADS"] = "1"
         # The doctor would interpret every kernel in every dtype, for more than its minutes.
-        env |= {
-            "TRITON_INTERPRET": str(int(name != "doctor")),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }
+        env["TRITON_INTERPRET"] = "0" if name == "doctor" else "1"
     path.unlink(missing_ok=True)
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
-        try:
+        # The status of `timeout` where the time runs out.
+        status = 124
+        with contextlib.suppress(subprocess.TimeoutExpired):
             status = subprocess.run(
                 command, cwd=ROOT, env=env, stdout=log, stderr=log, timeout=seconds
             ).returncode
-        except subprocess.TimeoutExpired:
-            status = 124
         log.seek(0)
         text = log.read()
     took = round(time.monotonic() - started)
@@ -110,24 +108,22 @@ def profile(args: argparse.Namespace) -> int:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    from modalities.contract import find_modality
-    from tools.benches.training import training_step
+    from tools.benches.training import random_loss, training_step
     from zoo import create_model
 
     cuda = args.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     torch.manual_seed(0)
     model = create_model(args.profile, train_context=args.length).to(args.device, dtype).train()
-    tokens = torch.randint(0, 256, (args.rows, args.length + 1), device=args.device)
-    batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
-    loss = find_modality(model.modality).loss
-    step = training_step(model, lambda: loss(model, batch)[0])
-    for _ in range(3):  # kernels compiled, Adam's moments allocated
+    step = training_step(model, random_loss(model, args.rows, args.length))
+    # Kernels are compiled, and Adam's moments allocated.
+    for _ in range(3):
         step()
+    activities = [ProfilerActivity.CPU]
+    if cuda:
+        activities.append(ProfilerActivity.CUDA)
     started = time.perf_counter()
-    with record(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    ) as profiler:
+    with record(activities=activities) as profiler:
         step()
     took = 1e3 * (time.perf_counter() - started)
     events = profiler.key_averages()
@@ -139,8 +135,6 @@ def profile(args: argparse.Namespace) -> int:
         "model": args.profile,
         "shape": f"{args.rows} × {args.length} tokens",
         "dtype": str(dtype),
-    }
-    about |= {
         "device": card(args.device),
         "step_ms": took,
         "launches": launches,
@@ -159,13 +153,13 @@ def main() -> int:
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--minutes", type=float, default=45.0, help="of all steps together")
     options.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "gpu")
-    options.add_argument(
-        "--profile", default="", help=argparse.SUPPRESS
-    )  # the step itself, in its process
+    # Of the step "profile" itself, in its process.
+    options.add_argument("--profile", default="", help=argparse.SUPPRESS)
     options.add_argument("--length", type=int, default=2048, help=argparse.SUPPRESS)
     options.add_argument("--rows", type=int, default=16, help=argparse.SUPPRESS)
     args = options.parse_args()
-    if unknown := [name for name in args.steps if name not in STEPS]:
+    unknown = [name for name in args.steps if name not in STEPS]
+    if unknown:
         options.error(f"{', '.join(unknown)}: expected some of {', '.join(STEPS)}")
     device_of(args)
     if args.profile:
@@ -174,11 +168,14 @@ def main() -> int:
     end = time.monotonic() + 60 * args.minutes
     failed = []
     for name in args.steps or STEPS:
-        left = min(60 * STEPS[name][0], end - time.monotonic())
-        if left < 5 or not run_step(name, args.device, args.out.resolve(), left):
+        seconds = min(60 * STEPS[name][0], end - time.monotonic())
+        if seconds < 5 or not run_step(name, args.device, args.out.resolve(), seconds):
             failed.append(name)
-    print(f"failed or no time left: {', '.join(failed)}" if failed else "all steps succeeded")
-    return 1 if failed else 0
+    if failed:
+        print(f"failed or no time left: {', '.join(failed)}")
+        return 1
+    print("all steps succeeded")
+    return 0
 
 
 if __name__ == "__main__":

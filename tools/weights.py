@@ -1,11 +1,9 @@
 """Train the shipped weights again, measure them, and put them into the package.
 
-    python tools/weights.py train text              every method and seed, finished runs are kept
-    python tools/weights.py measure text            tables and figures in benchmarks/, of published
-    weights and further seeds
-    python tools/weights.py publish text            weights in bf16, their entries in the manifest,
-    their cards
-    python tools/weights.py adapter NAME FOLDER     an adapter of a released model
+    python tools/weights.py train text            every method and seed, finished runs are kept
+    python tools/weights.py measure text          tables and figures in benchmarks/
+    python tools/weights.py publish text          weights in bf16, their cards, the manifest
+    python tools/weights.py adapter NAME FOLDER   an adapter of a released model
 
 weights.toml is the table of what ships. Models of seed 0 are published; runs of further seeds stay
 in runs/weights/GROUP and are measured where they are.
@@ -28,9 +26,8 @@ from typing import Annotated, Any
 
 import typer
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # so that a plain `python tools/…` finds the project
+# So that a plain `python tools/…` finds the project.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.hub import published_card
 from recipes.registry import find_recipe
@@ -41,7 +38,8 @@ from zoo.pretrained import RELEASE, WEIGHTS
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "runs" / "weights"
 BENCHMARKS = ROOT / "benchmarks"
-BUNDLED = 2_000_000  # bytes of the largest file in the package
+# Bytes of the largest file in the package.
+BUNDLED = 2_000_000
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
@@ -85,11 +83,12 @@ class Group:
 
 with Path(__file__).with_name("weights.toml").open("rb") as file:
     FACTS = tomllib.load(file)
-NOTES: dict[str, str] = FACTS.pop("notes")  # by modality: what the columns of cards mean
-GROUPS = {
-    name: Group(**facts | {"tables": [Table(**table) for table in facts["tables"]]})
-    for name, facts in FACTS.items()
-}
+# By modality: what the columns of cards mean.
+NOTES: dict[str, str] = FACTS.pop("notes")
+GROUPS: dict[str, Group] = {}
+for group_name, facts in FACTS.items():
+    tables = [Table(**table) for table in facts.pop("tables")]
+    GROUPS[group_name] = Group(tables=tables, **facts)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help=", ".join(GROUPS))]
 Methods = Annotated[str, typer.Option(help="comma-separated; default all")]
@@ -103,19 +102,13 @@ def train(
     checkpoint."""
     group = find_group(name)
     names = [group.recipe.format(method) for method in chosen(group, methods)]
-    seeds = ",".join(map(str, group.seeds))
-    settings = [word for setting in group.settings for word in ("--set", setting)]
-    execute(
-        "train-seeds",
-        *names,
-        *settings,
-        "--seeds",
-        seeds,
-        "--out",
-        str(RUNS / name),
-        "--jobs",
-        str(jobs),
-    )
+    words = ["train-seeds", *names]
+    for setting in group.settings:
+        words += ["--set", setting]
+    words += ["--seeds", ",".join(map(str, group.seeds))]
+    words += ["--out", str(RUNS / name)]
+    words += ["--jobs", str(jobs)]
+    execute(*words)
 
 
 @app.command()
@@ -123,39 +116,38 @@ def measure(name: Name, methods: Methods = "") -> None:
     """Measure published weights and the runs of further seeds that are there; tables, figures, and
     scores of the cards."""
     group = find_group(name)
+    selected = chosen(group, methods)
     for table in group.tables:
-        subset = [
-            method
-            for method in chosen(group, methods)
-            if not table.methods or method in table.methods
-        ]
-        further = [
-            run_folder(name, method, seed)
-            for seed in group.seeds[1:]
-            for method in subset
-            if table.seeds
-        ]
+        subset = [method for method in selected if method in (table.methods or selected)]
+        if not subset:
+            continue
         models = [group.weights.format(method) for method in subset]
-        models += [str(run) for run in further if (run / "model").is_dir()]
-        against = (
-            ["--against", group.weights.format(group.against)]
-            if group.against and not table.folder
-            else []
-        )
-        if models:
-            options = [
-                *shlex.split(table.options),
-                *against,
-                "--out",
-                str(group.folder / table.folder),
-            ]
-            execute("evaluate", *models, *table.beside.split(), table.evaluators, *options)
+        if table.seeds:
+            models += further_runs(name, subset)
+        options = shlex.split(table.options)
+        if group.against and not table.folder:
+            options += ["--against", group.weights.format(group.against)]
+        options += ["--out", str(group.folder / table.folder)]
+        execute("evaluate", *models, *table.beside.split(), table.evaluators, *options)
     entries = json.loads((WEIGHTS / "manifest.json").read_text())
-    for method in chosen(group, methods):
-        if scores := scores_of(group, weights := group.weights.format(method)):
+    for method in selected:
+        weights = group.weights.format(method)
+        scores = scores_of(group, weights)
+        if scores:
             entries[weights]["measured"] = scores
             write_card(group, weights, entries[weights])
     write_manifest(entries)
+
+
+def further_runs(name: str, methods: Sequence[str]) -> list[str]:
+    """The finished runs of further seeds."""
+    runs = []
+    for seed in GROUPS[name].seeds[1:]:
+        for method in methods:
+            run = run_folder(name, method, seed)
+            if (run / "model").is_dir():
+                runs.append(str(run))
+    return runs
 
 
 @app.command()
@@ -168,15 +160,15 @@ def publish(name: Name, methods: Methods = "") -> None:
     group = find_group(name)
     entries = json.loads((WEIGHTS / "manifest.json").read_text())
     for method in chosen(group, methods):
-        if not (run := run_folder(name, method, group.seeds[0])).is_dir():
+        run = run_folder(name, method, group.seeds[0])
+        if not run.is_dir():
             raise typer.BadParameter(f"no run in {run}; train {name} first")
         weights = group.weights.format(method)
         entries[weights] = publish_run(group, weights, run)
         write_card(group, weights, entries[weights])
     write_manifest(entries)
-    typer.echo(
-        f"{len(entries)} models, {sum(entry['bytes'] for entry in entries.values()) / 1e6:.1f} MB"
-    )
+    size = sum(entry["bytes"] for entry in entries.values())
+    typer.echo(f"{len(entries)} models, {size / 1e6:.1f} MB")
 
 
 @app.command()
@@ -203,16 +195,16 @@ def adapter(
             "tokens_right_beyond",
             "nats",
         )
-        rows = json.loads(results.read_text())["rows"]
-        record["measured"] = [
-            {key: round(row[key], 4) for key in columns if key in row} for row in rows
-        ]
-    shutil.copytree(
-        folder, WEIGHTS / name, ignore=shutil.ignore_patterns("checkpoints"), dirs_exist_ok=True
-    )
-    for file in (WEIGHTS / name).iterdir():
+        record["measured"] = []
+        for row in json.loads(results.read_text())["rows"]:
+            scores = {column: round(row[column], 4) for column in columns if column in row}
+            record["measured"].append(scores)
+    place = WEIGHTS / name
+    skipped = shutil.ignore_patterns("checkpoints")
+    shutil.copytree(folder, place, ignore=skipped, dirs_exist_ok=True)
+    for file in place.iterdir():
         file.chmod(0o644)
-    write_record(record, WEIGHTS / name)
+    write_record(record, place)
 
 
 def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
@@ -233,18 +225,20 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
     content = save(model.storable_state(torch.bfloat16), metadata={"format": "pt"})
     file = f"{weights}.safetensors"
     (WEIGHTS / file).unlink(missing_ok=True)
-    with replacing((RELEASE if len(content) > BUNDLED else WEIGHTS) / file, "wb") as stream:
+    place = RELEASE if len(content) > BUNDLED else WEIGHTS
+    with replacing(place / file, "wb") as stream:
         stream.write(content)
     settings = recipe["train"]
     optim = recipe["optim"]
     data = recipe["data"]
+    command = f"deepspeed --num_gpus 1 --module priorzoo.train {recipe['name']}"
     precision = settings["precision"]
     usual = find_recipe(recipe["name"]).train.precision
-    changed = (
-        ""
-        if precision in (usual, {"auto": "fp32"}.get(usual))
-        else f" --set train.precision={precision}"
-    )
+    # On a CPU "auto" is fp32.
+    if precision != usual and (usual, precision) != ("auto", "fp32"):
+        command += f" --set train.precision={precision}"
+    position_options = json.dumps(model.config.position_options)
+    ssmax = "on" if model.config.ssmax else "off"
     facts = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -252,65 +246,59 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": "bfloat16 matrices, float32 vectors and priors",
         "license": "Apache-2.0",
-        "optimiser": f"{optim['name']}, learning rate {optim['lr']:g}, of the priors' parameters "
-        f"{optim['prior_lr_scale']:g} times that",
+        "optimiser": (
+            f"{optim['name']}, learning rate {optim['lr']:g}, of the priors' parameters "
+            f"{optim['prior_lr_scale']:g} times that"
+        ),
         "recipe": recipe["name"],
-        "command": f"deepspeed --num_gpus 1 --module priorzoo.train {recipe['name']}{changed}",
+        "command": command,
         "steps": settings["steps"],
         "seed": settings["seed"],
         "commit": json.loads((run / "environment.json").read_text())["commit"],
-        "position": f"{model.config.position}, options {json.dumps(model.config.position_options)}, "
-        f"SSMax {'on' if model.config.ssmax else 'off'}",
+        "position": f"{model.config.position}, options {position_options}, SSMax {ssmax}",
         "data": group.data,
     }
     samples = settings["steps"] * settings["batch"]
     if "context" in data:
         context = data["context"]
-        return facts | {
-            "tokens": samples * context,
-            "train_context": context,
-            "tokenizer": data["tokenizer"],
-        }
-    images = {
-        "images": samples,
-        "image_size": data["image_size"],
-        "class_names": list(model.class_names),
-    }
-    return (
-        facts
-        | images
-        | {"augmentation": data["augment"], "model_options": recipe["model"]["options"] or "none"}
-    )
+        facts["tokens"] = samples * context
+        facts["train_context"] = context
+        facts["tokenizer"] = data["tokenizer"]
+    else:
+        facts["images"] = samples
+        facts["image_size"] = data["image_size"]
+        facts["class_names"] = list(model.class_names)
+        facts["augmentation"] = data["augment"]
+        facts["model_options"] = recipe["model"]["options"] or "none"
+    return facts
 
 
 def scores_of(group: Group, weights: str) -> list[dict[str, float]]:
     """Rows of a card: the group's columns of its CSV tables, by the places of the axis."""
     rows: dict[int, dict[str, float]] = {}
     for evaluator, columns in group.columns.items():
-        if not (path := group.folder / f"{evaluator}.csv").is_file():
+        path = group.folder / f"{evaluator}.csv"
+        if not path.is_file():
             continue
         for line in csv.DictReader(path.read_text().splitlines()):
-            if line["model"] == weights:
-                place = int(line[group.axis])
-                scores = {
-                    column: round(float(line[column]), 4) for column in columns if line.get(column)
-                }
-                rows.setdefault(place, {group.axis: place}).update(scores)
+            if line["model"] != weights:
+                continue
+            place = int(line[group.axis])
+            row = rows.setdefault(place, {group.axis: place})
+            for column in columns:
+                if line.get(column):
+                    row[column] = round(float(line[column]), 4)
     return list(rows.values())
 
 
 def write_card(group: Group, weights: str, entry: dict[str, Any]) -> None:
     """The model card next to the weights, with the commands of its scores."""
-    columns = set(group.columns)
-    tables = [
-        table
-        for table in group.tables
-        if not table.folder and set(table.evaluators.split(",")) & columns
-    ]
-    commands = [
-        f"priorzoo evaluate {weights} {table.evaluators} {table.options}".strip()
-        for table in tables
-    ]
+    commands = []
+    for table in group.tables:
+        if table.folder or not set(table.evaluators.split(",")) & set(group.columns):
+            continue
+        command = f"priorzoo evaluate {weights} {table.evaluators} {table.options}"
+        commands.append(command.strip())
     card = published_card(weights, entry, [NOTES[group.modality], "", "```bash", *commands, "```"])
     write_text(WEIGHTS / f"{weights}.md", card)
 
@@ -335,7 +323,8 @@ def find_group(name: str) -> Group:
 def chosen(group: Group, methods: str) -> Sequence[str]:
     """The methods of an option, by default all."""
     names = methods.split(",") if methods else group.methods
-    if unknown := [name for name in names if name not in group.methods]:
+    unknown = [name for name in names if name not in group.methods]
+    if unknown:
         raise typer.BadParameter(
             f"methods {', '.join(unknown)}: expected some of {', '.join(group.methods)}"
         )
@@ -345,7 +334,8 @@ def chosen(group: Group, methods: str) -> Sequence[str]:
 def execute(*words: str) -> None:
     """Run a command of the project; typer.Exit with its status where it fails."""
     typer.echo(f"$ priorzoo {shlex.join(words)}")
-    if status := subprocess.run([sys.executable, "-m", "priorzoo", *words], cwd=ROOT).returncode:
+    status = subprocess.run([sys.executable, "-m", "priorzoo", *words], cwd=ROOT).returncode
+    if status:
         raise typer.Exit(status)
 
 

@@ -22,8 +22,10 @@ from zoo.priors.base import Prior
 from zoo.priors.terms import PriorTerms
 
 OPTIONS: dict[str, dict[str, object]] = {"ggd": {"init": "alibi"}, "goat": {"train_context": 128}}
-CHECK = 300  # tokens at which each contender is compared with float64
-DENSE_BYTES = {"cuda": 8 * 2**30, "cpu": 256 * 2**20}  # of the largest dense bias
+# Tokens at which each contender is compared with float64.
+CHECK = 300
+# Of the largest dense bias.
+DENSE_BYTES = {"cuda": 8 * 2**30, "cpu": 256 * 2**20}
 
 
 @dataclass
@@ -41,13 +43,16 @@ class Problem:
         self.line = Positions.line(self.length)
         generator = torch.Generator(self.device).manual_seed(0)
         shape = (self.batch, self.length, self.heads, self.width)
-        self.q, self.k, self.v, self.grad = (
-            torch.randn(shape, generator=generator, device=self.device)
-            .to(self.dtype)
-            .transpose(1, 2)
-            for _ in range(4)
-        )
-        self.qkv = [x.requires_grad_() for x in (self.q, self.k, self.v)]
+
+        def heads() -> Tensor:
+            x = torch.randn(shape, generator=generator, device=self.device)
+            return x.to(self.dtype).transpose(1, 2)
+
+        self.q = heads().requires_grad_()
+        self.k = heads().requires_grad_()
+        self.v = heads().requires_grad_()
+        self.grad = heads()
+        self.qkv = [self.q, self.k, self.v]
         self.x = torch.randn(
             self.batch, self.length, self.width, generator=generator, device=self.device
         )
@@ -57,7 +62,9 @@ class Problem:
 
     def prior(self, method: str) -> Prior:
         torch.manual_seed(0)
-        options = {"d_model": self.width} if method == "cable" else OPTIONS.get(method, {})
+        options = OPTIONS.get(method, {})
+        if method == "cable":
+            options = {"d_model": self.width}
         return create_prior(method, num_heads=self.heads, **options).to(self.device)
 
     def terms(self, prior: Prior) -> PriorTerms:
@@ -99,7 +106,8 @@ def ours(problem: Problem, method: str, *, skip: bool = True) -> Run:
     columns = problem.width - prior.num_lanes
     if columns < 1:
         raise Refused(f"its lanes leave no room for content in heads of {problem.width}")
-    q, k = (x[..., :columns].detach().requires_grad_() for x in problem.qkv[:2])
+    q = problem.q[..., :columns].detach().requires_grad_()
+    k = problem.k[..., :columns].detach().requires_grad_()
     leaves = [q, k, problem.v, *(p for p in prior.parameters() if p.requires_grad)]
 
     def forward() -> Tensor:
@@ -112,20 +120,20 @@ def ours(problem: Problem, method: str, *, skip: bool = True) -> Run:
 def dense_bias(problem: Problem) -> Run:
     """torch's attention with GGD's log-prior as a dense bias, made beforehand, whose gradient is
     computed."""
-    size = problem.heads * problem.length**2 * problem.dtype.itemsize
-    if size > (bound := DENSE_BYTES[problem.device.type]):
+    length = problem.length
+    size = problem.heads * length**2 * problem.dtype.itemsize
+    bound = DENSE_BYTES[problem.device.type]
+    if size > bound:
         raise Refused(f"its bias takes {size / 2**30:.2g} GiB, bound {bound / 2**30:.2g}")
-    hidden = torch.ones(
-        problem.length, problem.length, dtype=torch.bool, device=problem.device
-    ).triu(1)
-    log_prior = problem.terms(problem.prior("ggd")).dense().detach().masked_fill(hidden, -math.inf)
-    bias = log_prior.to(problem.dtype).requires_grad_()
-    expanded = bias.expand(problem.batch, -1, -1, -1)
-    return Run(
-        lambda: F.scaled_dot_product_attention(*problem.qkv, attn_mask=expanded),
-        [*problem.qkv, bias],
-        "ggd",
-    )
+    hidden = torch.ones(length, length, dtype=torch.bool, device=problem.device).triu(1)
+    log_prior = problem.terms(problem.prior("ggd")).dense().detach()
+    bias = log_prior.masked_fill(hidden, -math.inf).to(problem.dtype).requires_grad_()
+    mask = bias.expand(problem.batch, -1, -1, -1)
+
+    def forward() -> Tensor:
+        return F.scaled_dot_product_attention(*problem.qkv, attn_mask=mask)
+
+    return Run(forward, [*problem.qkv, bias], "ggd")
 
 
 def flex(problem: Problem) -> Run:
@@ -137,25 +145,27 @@ def flex(problem: Problem) -> Run:
     assert table is not None and table.origin is not None
     values = table.table.detach()
     origin = table.origin
-    learns = problem.device.type == "cuda"  # on CPUs it has no backward pass
-    values.requires_grad_(learns)
-    inputs = [x if learns else x.detach() for x in problem.qkv]
+    qkv = problem.qkv
+    leaves = [*qkv, values]
+    if problem.device.type == "cuda":
+        values.requires_grad_()
+    else:
+        # On CPUs it has no backward pass.
+        qkv = [x.detach() for x in qkv]
+        leaves = []
+    length = problem.length
     mask = create_block_mask(
-        lambda b, h, i, j: i >= j,
-        None,
-        None,
-        problem.length,
-        problem.length,
-        device=str(problem.device),
+        lambda b, h, i, j: i >= j, None, None, length, length, device=str(problem.device)
     )
     attend = torch.compile(flex_attention, dynamic=False)
 
-    def forward() -> Tensor:
-        return attend(
-            *inputs, score_mod=lambda s, b, h, i, j: s + values[h, i - j + origin], block_mask=mask
-        )
+    def add_prior(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + values[h, i - j + origin]
 
-    return Run(forward, [*problem.qkv, values] if learns else [], "ggd")
+    def forward() -> Tensor:
+        return attend(*qkv, score_mod=add_prior, block_mask=mask)
+
+    return Run(forward, leaves, "ggd")
 
 
 def flash_attn(problem: Problem, *, slopes: bool = False) -> Run:
@@ -167,37 +177,35 @@ def flash_attn(problem: Problem, *, slopes: bool = False) -> Run:
     alibi = problem.prior("alibi").slopes(problem.device).float() if slopes else None
 
     def forward() -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in problem.qkv)
-        return flash_attn_func(q, k, v, causal=True, alibi_slopes=alibi).transpose(1, 2)
+        qkv = [x.transpose(1, 2) for x in problem.qkv]
+        return flash_attn_func(*qkv, causal=True, alibi_slopes=alibi).transpose(1, 2)
 
     return Run(forward, problem.qkv, "alibi" if slopes else "")
 
 
-def contenders(
-    device: torch.device, methods: Sequence[str]
-) -> tuple[dict[str, Callable[[Problem], Run]], list[str]]:
+Contenders = dict[str, Callable[[Problem], Run]]
+
+
+def contenders(device: torch.device, methods: Sequence[str]) -> tuple[Contenders, list[str]]:
     """All by name, and the names of those without a prior, which are the baselines."""
-    if device.type == "cuda":
-        backends = {
-            "sdpa flash": SDPBackend.FLASH_ATTENTION,
-            "sdpa cudnn": SDPBackend.CUDNN_ATTENTION,
-        }
-        known: dict[str, Callable[[Problem], Run]] = {
-            n: partial(plain, backend=b) for n, b in backends.items()
-        }
-        known |= {"flash-attn": flash_attn}
+    cuda = device.type == "cuda"
+    makers: Contenders = {}
+    if cuda:
+        makers["sdpa flash"] = partial(plain, backend=SDPBackend.FLASH_ATTENTION)
+        makers["sdpa cudnn"] = partial(plain, backend=SDPBackend.CUDNN_ATTENTION)
+        makers["flash-attn"] = flash_attn
     else:
-        known = {"sdpa": plain}
-    baselines = list(known)
-    known |= {f"ours: {method}": partial(ours, method=method) for method in methods}
-    known |= {
-        f"ours: {method}, nothing skipped": partial(ours, method=method, skip=False)
-        for method in methods
-    }
-    known |= {"ggd as dense bias": dense_bias, "ggd by FlexAttention": flex}
-    if device.type == "cuda":
-        known |= {"alibi by flash-attn": partial(flash_attn, slopes=True)}
-    return known, baselines
+        makers["sdpa"] = plain
+    baselines = list(makers)
+    for method in methods:
+        makers[f"ours: {method}"] = partial(ours, method=method)
+    for method in methods:
+        makers[f"ours: {method}, nothing skipped"] = partial(ours, method=method, skip=False)
+    makers["ggd as dense bias"] = dense_bias
+    makers["ggd by FlexAttention"] = flex
+    if cuda:
+        makers["alibi by flash-attn"] = partial(flash_attn, slopes=True)
+    return makers, baselines
 
 
 # ---- measurement
@@ -214,7 +222,8 @@ def error_of(run: Run, problem: Problem) -> float:
         prior = problem.prior(run.method).double()
         wide.x = problem.x.double()
         terms = wide.terms(prior)
-        columns = run.leaves[0].shape[-1] if run.leaves else problem.width
+        if run.leaves:
+            columns = run.leaves[0].shape[-1]
     q = wide.q[..., :columns]
     k = wide.k[..., :columns]
     truth = prior_attention(q, k, wide.v, terms, causal=True, kernel="reference")
@@ -238,18 +247,23 @@ def main(argv: Sequence[str]) -> int:
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     record = Record(args, device, dtype=str(dtype))
-    known, baselines = contenders(device, args.methods)
-    known = {
-        name: make for name, make in known.items() if not any(word in name for word in args.without)
-    }
+    makers, baselines = contenders(device, args.methods)
     short = Problem(1, 2, CHECK, args.width, dtype, device)
+    bound = 2 * BOUNDS[dtype]
     correct = {}
-    for name, make in known.items():
+    for name, make in makers.items():
+        if any(word in name for word in args.without):
+            continue
         with record.guard(name, "check"):
-            if (error := error_of(make(short), short)) > (bound := 2 * BOUNDS[dtype]):
+            error = error_of(make(short), short)
+            if error > bound:
                 raise ValueError(f"wrong by {error:.2g} of its norm, allowed {bound:.2g}")
             correct[name] = make
-    for length in args.lengths or [1024, 4096, 16384, *([65536] if cuda else [])]:
+    lengths = args.lengths or [1024, 4096, 16384]
+    if cuda and not args.lengths:
+        lengths.append(65536)
+    for length in lengths:
+        # On CUDA at most 2²⁰ tokens over all rows and heads.
         rows = max(1, min(64, 2**20 // length)) if cuda else 2
         heads = min(16, rows)
         problem = Problem(rows // heads, heads, length, args.width, dtype, device)
@@ -257,12 +271,12 @@ def main(argv: Sequence[str]) -> int:
         for name, make in correct.items():
             with record.guard(name, str(problem)):
                 runs[name] = make(problem)
-        forward: dict[str, Call] = {
-            name: torch.no_grad()(run.forward) for name, run in runs.items()
-        }
-        steps: dict[str, Call] = {
-            n: partial(run.step, problem.grad) for n, run in runs.items() if run.leaves
-        }
-        for what, calls in (("forward", forward), ("forward and backward", steps)):
-            record.compare(str(problem), what, calls, baselines)
+        forwards: dict[str, Call] = {}
+        steps: dict[str, Call] = {}
+        for name, run in runs.items():
+            forwards[name] = torch.no_grad()(run.forward)
+            if run.leaves:
+                steps[name] = partial(run.step, problem.grad)
+        record.compare(str(problem), "forward", forwards, baselines)
+        record.compare(str(problem), "forward and backward", steps, baselines)
     return record.finish()

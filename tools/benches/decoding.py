@@ -14,8 +14,10 @@ from zoo import create_model
 from zoo.decoding import KVCache
 from zoo.positions import slices
 
-CHUNK = 1 << 14  # tokens by which a cache is filled
-ROOM = 256  # tokens decoded at most: warm-up, memory and 200 rounds
+# Tokens by which a cache is filled.
+CHUNK = 1 << 14
+# Tokens decoded at most: warm-up, memory and 200 rounds.
+ROOM = 256
 MODELS = ["text_ggd_ssmax_tiny.facts", "text_alibi_tiny.facts"]
 
 
@@ -24,17 +26,15 @@ def fill_cache(model: Decoder, length: int) -> KVCache:
     O(length), for attention is computed for one token of a chunk."""
     cache = model.new_cache(length + ROOM)
     device = model.embedding.weight.device
-    tokens = torch.randint(
-        0, model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, model.config.vocab_size, (1, length), generator=generator)
     for part in slices(length, CHUNK):
         ids = tokens[:, part].to(device)
         cache.reserve(ids.shape[1])
         positions, _ = cache.positions(ids.shape[1], None)
         for layer, states in zip(model.layers, cache.layers, strict=True):
-            layer.attention(
-                layer.attention_norm(model.embedding(ids)), positions, cache=states, last=1
-            )
+            x = layer.attention_norm(model.embedding(ids))
+            layer.attention(x, positions, cache=states, last=1)
         cache.advance(ids.shape[1])
     return cache
 
@@ -54,13 +54,16 @@ def llama_step(
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    states = torch.randn(
-        1, config.num_heads, length, config.dim // config.num_heads, device=device, dtype=dtype
-    )
+    shape = (1, config.num_heads, length, config.dim // config.num_heads)
+    states = torch.randn(shape, device=device, dtype=dtype)
     for layer in range(config.num_layers):
         cache.update(states.clone(), states.clone(), layer)
     ids = torch.ones(1, 1, dtype=torch.int64, device=device)
-    return lambda: model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+
+    def step() -> torch.Tensor:
+        return model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+
+    return step
 
 
 @torch.inference_mode()

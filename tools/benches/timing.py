@@ -2,8 +2,8 @@
 
 Contenders take turns within a round, and a ratio is the median over rounds of two times of one
 round, so that whatever else runs on the machine falls on both. `torch.utils.benchmark.Timer` and
-`triton.testing.do_bench` repeat one callable and then the
-next: their medians compare two different stretches of time.
+`triton.testing.do_bench` repeat one callable and then the next: their medians compare two different
+stretches of time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from zoo.files import write_json
 
 Row = dict[str, object]
 Call = Callable[[], object]
-SLEEP = 10_000_000  # cycles: more than the host takes to launch a step
+# Cycles: more than the host takes to launch a step.
+SLEEP = 10_000_000
 
 
 class Refused(Exception):
@@ -59,9 +60,12 @@ def words(text: str) -> list[str]:
 
 def device_of(options: argparse.Namespace) -> torch.device:
     """The device of --device; SystemExit where it is not available."""
-    if options.device == "cuda" and not torch.cuda.is_available():
+    available = torch.cuda.is_available()
+    if options.device == "cuda" and not available:
         raise SystemExit("--device cuda: torch sees no CUDA device here")
-    return torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if options.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda")
 
 
 # ---- time and memory
@@ -91,10 +95,10 @@ def _wall(call: Call) -> float:
 def _events(device: torch.device) -> Callable[[Call], float]:
     """A clock of the device's events. A sleep keeps the queue full while the host launches; writes
     before it empty the second-level cache."""
-    flushed = torch.empty(
-        2 * torch.cuda.get_device_properties(device).L2_cache_size, dtype=torch.int8, device=device
-    )
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    flushed = torch.empty(2 * cache_bytes, dtype=torch.int8, device=device)
+    start = torch.cuda.Event(enable_timing=True)
+    stop = torch.cuda.Event(enable_timing=True)
 
     def clock(call: Call) -> float:
         flushed.zero_()
@@ -139,13 +143,14 @@ class Record:
         """Note an exception of one contender and go on with the others."""
         try:
             yield
-        except (Refused, torch.OutOfMemoryError) as error:
-            self.missing[f"{name} at {shape}"] = (
-                str(error) if isinstance(error, Refused) else "out of memory"
-            )
-        except Exception as error:  # a compiler's and a library's errors have no common type
-            lines = str(error).strip().splitlines() or [""]
-            self.failed[f"{name} at {shape}"] = f"{type(error).__name__}: {lines[0][:200]}"
+        except Refused as error:
+            self.missing[f"{name} at {shape}"] = str(error)
+        except torch.OutOfMemoryError:
+            self.missing[f"{name} at {shape}"] = "out of memory"
+        # Errors of a compiler and of a library have no common type.
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            self.failed[f"{name} at {shape}"] = f"{type(error).__name__}: {first_line[:200]}"
 
     def compare(
         self,
@@ -165,25 +170,32 @@ class Record:
         memory = {}
         for name, call in calls.items():
             with self.guard(name, f"{shape}, {what}"):
-                call()  # compiles it and loads libraries
+                # Compiles it and loads libraries.
+                call()
                 memory[name] = peak_mib(call, self.device)
                 runnable[name] = call
         if not runnable:
             return
         rounds = in_turns(runnable, self.seconds, self.device)
-        times = {name: statistics.median(row[name] for row in rounds) for name in runnable}
-        baseline = min(
-            (name for name in baselines if name in runnable),
-            key=times.__getitem__,
-            default=next(iter(runnable)),
-        )
+        times = {}
+        for name in runnable:
+            times[name] = statistics.median(row[name] for row in rounds)
+        measured = [name for name in baselines if name in runnable]
+        baseline = min(measured or list(runnable)[:1], key=times.__getitem__)
         for name, ms in times.items():
-            rates = {f"{unit}_per_s": 1e3 * count / ms for unit, count in units.items()}
-            ratio = statistics.median(row[name] / row[baseline] for row in rounds)
-            place = {"shape": shape, "what": what, "name": name, "ms": ms, "mib": memory[name]}
-            self.rows.append(
-                {**place, "ratio": ratio, "baseline": baseline, "rounds": len(rounds), **rates}
-            )
+            row: Row = {
+                "shape": shape,
+                "what": what,
+                "name": name,
+                "ms": ms,
+                "mib": memory[name],
+                "ratio": statistics.median(row[name] / row[baseline] for row in rounds),
+                "baseline": baseline,
+                "rounds": len(rounds),
+            }
+            for unit, count in units.items():
+                row[f"{unit}_per_s"] = 1e3 * count / ms
+            self.rows.append(row)
         self.save()
         if self.device.type == "cuda":
             gc.collect()
@@ -197,22 +209,25 @@ class Record:
     def finish(self) -> int:
         """Print the table and what is missing from it; returns the exit status, 1 where something
         failed."""
-        print(
-            ", ".join(
-                f"{name} {value}" for name, value in self.about.items() if value not in (None, {})
-            )
-        )
-        place = None
+        facts = {name: value for name, value in self.about.items() if value not in (None, {})}
+        print(", ".join(f"{name} {value}" for name, value in facts.items()))
+        heading = ""
         for row in self.rows:
-            if place != (place := (row["shape"], row["what"])):
-                print(f"\n{row['shape']}, {row['what']}; ratios to {row['baseline']}")
-            per_s = [name for name in row if name.endswith("_per_s")]
-            rates = " ".join(f"{row[name]:12,.1f} {name.replace('_per_s', '/s')}" for name in per_s)
-            memory = "" if row["mib"] is None else f"{row['mib']:9,.0f} MiB"
-            print(f"  {row['name']:34} {row['ms']:10.3f} ms {row['ratio']:7.2f} {memory} {rates}")
-        for kind, notes in (("failed", self.failed), ("not measured", self.missing)):
-            for name, note in notes.items():
-                print(f"{kind}: {name}: {note}")
+            row_heading = f"\n{row['shape']}, {row['what']}; ratios to {row['baseline']}"
+            if row_heading != heading:
+                heading = row_heading
+                print(heading)
+            line = f"  {row['name']:34} {row['ms']:10.3f} ms {row['ratio']:7.2f} "
+            if row["mib"] is not None:
+                line += f"{row['mib']:9,.0f} MiB"
+            for name, value in row.items():
+                if name.endswith("_per_s"):
+                    line += f" {value:12,.1f} {name.removesuffix('_per_s')}/s"
+            print(line)
+        for name, note in self.failed.items():
+            print(f"failed: {name}: {note}")
+        for name, note in self.missing.items():
+            print(f"not measured: {name}: {note}")
         self.save()
         return 1 if self.failed or not self.rows else 0
 
@@ -224,10 +239,12 @@ def environment() -> Row:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    machine = {
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return {
+        "commit": commit or None,
+        "cuda": torch.version.cuda,
+        "packages": versions,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
-    return {"commit": commit, "cuda": torch.version.cuda, "packages": versions, **machine}

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from modalities.contract import find_modality
-from modalities.decoder.model import DecoderConfig
+from modalities.decoder.model import Decoder, DecoderConfig
 from tools.benches.timing import Record, Refused, device_of, numbers, parser, words
 from zoo import create_model
 
@@ -33,6 +34,20 @@ def llama_like(config: DecoderConfig, context: int) -> nn.Module:
         tie_word_embeddings=True,
     )
     return LlamaForCausalLM(shape)
+
+
+def random_loss(model: Decoder, rows: int, length: int) -> Callable[[], torch.Tensor]:
+    """The loss of a decoder on one batch of random tokens."""
+    vocabulary = min(256, model.config.vocab_size)
+    device = model.embedding.weight.device
+    tokens = torch.randint(0, vocabulary, (rows, length + 1), device=device)
+    batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
+    loss = find_modality(model.modality).loss
+    return lambda: loss(model, batch)[0]
+
+
+def _llama_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=ids).loss
 
 
 def training_step(model: nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], float]:
@@ -65,34 +80,34 @@ def main(argv: Sequence[str]) -> int:
     args = options.parse_args(argv)
     device = device_of(args)
     cuda = device.type == "cuda"
-    size = "125m" if cuda else "tiny"
-    names = args.models or [
-        f"text_{method}_{size}" for method in ("rope", "alibi", "goat", "ggd_ssmax")
-    ]
-    dtype = torch.bfloat16 if cuda else torch.float32
+    if cuda:
+        size = "125m"
+        dtype = torch.bfloat16
+        lengths = [2048, 16384]
+        step_tokens = 32768
+    else:
+        size = "tiny"
+        dtype = torch.float32
+        lengths = [256]
+        step_tokens = 1024
+    methods = ("rope", "alibi", "goat", "ggd_ssmax")
+    names = args.models or [f"text_{method}_{size}" for method in methods]
     record = Record(args, device, dtype=str(dtype))
-    for length in args.lengths or ([2048, 16384] if cuda else [256]):
-        rows = max(1, (args.tokens or (32768 if cuda else 1024)) // length)
+    for length in args.lengths or lengths:
+        rows = max(1, (args.tokens or step_tokens) // length)
         shape = f"{rows} × {length} tokens"
         steps = {}
         for name in names:
             with record.guard(name, shape):
                 torch.manual_seed(0)
                 model = create_model(name, train_context=length).to(device, dtype).train()
-                tokens = torch.randint(
-                    0, min(256, model.config.vocab_size), (rows, length + 1), device=device
-                )
-                batch = {"tokens": tokens, "segments": torch.zeros_like(tokens)}
-                loss = find_modality(model.modality).loss
-                steps[name] = training_step(model, lambda m=model, b=batch, f=loss: f(m, b)[0])
+                steps[name] = training_step(model, random_loss(model, rows, length))
                 config = model.config
         if not steps:
             continue
         with record.guard(LLAMA, shape):
             llama = llama_like(config, length).to(device, dtype).train()
             ids = torch.randint(0, config.vocab_size, (rows, length), device=device)
-            steps[LLAMA] = training_step(
-                llama, lambda m=llama, x=ids: m(input_ids=x, labels=x).loss
-            )
+            steps[LLAMA] = training_step(llama, partial(_llama_loss, llama, ids))
         record.compare(shape, "training step", steps, [LLAMA], tokens=rows * length)
     return record.finish()

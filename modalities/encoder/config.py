@@ -12,6 +12,8 @@ from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters,
 
 # Entries of a configuration, or of a method.
 Options = dict[str, Any]
+# (height, width) in cells.
+Shape = tuple[int, int]
 MLPS = ("swiglu", "gelu")
 POOLS = ("token", "avg", "")
 
@@ -108,13 +110,13 @@ class GridConfig:
         check_parameters(self.dim * (ends + self.num_layers * layer))
 
     @property
-    def train_size(self) -> tuple[int, int]:
+    def train_size(self) -> Shape:
         """(height, width) of the training samples in cells: what priors and SSMax are initialised
         for."""
         raise NotImplementedError
 
     @property
-    def train_grid(self) -> tuple[int, int]:
+    def train_grid(self) -> Shape:
         """(height, width) of the training samples in patches."""
         return self.train_size[0] // self.patch_size, self.train_size[1] // self.patch_size
 

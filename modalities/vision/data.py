@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import zip_longest
 
-import numpy as np
 from PIL import Image
 
-from modalities.encoder.config import Options
+from modalities.encoder.config import Options, Shape
+from modalities.encoder.items import HeldoutItems
 from modalities.loading import Heldout, IndexedLoader, StreamLoader
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.errors import BadImage
-from modalities.vision.images import ImageSet, Shape, checked_image, upright_size
+from modalities.vision.images import ImageSet, checked_image, upright_size
 from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import open_images, open_shard_source
@@ -137,22 +137,14 @@ def _check_classes(config: VisionDataConfig, classes: tuple[str, ...] | None) ->
         raise ValueError(f"the source has {listed}, num_classes is {config.num_classes}: {way_out}")
 
 
-class HeldoutImages:
-    """Images in one random order, the same whatever order they are stored in: `[place]` is (RGB at
-    its stored size, label), or with `objects` (RGB, `Objects`). classes: names by label; numbers
-    without names, empty where unknown."""
+class HeldoutImages(HeldoutItems):
+    """Images in one random order: `[place]` is (RGB at its stored size, label), or with `objects`
+    (RGB, `Objects`)."""
 
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
+        super().__init__(images, num_classes)
         self.images = images
         self.objects = objects
-        if images.classes is None:
-            self.classes = [str(label) for label in range(num_classes)]
-        else:
-            self.classes = list(images.classes)
-        self.order = np.random.default_rng(0).permutation(len(images))
-
-    def __len__(self) -> int:
-        return len(self.order)
 
     def __getitem__(self, place: int) -> tuple[Image.Image, int | Objects]:
         """Raises BadImage; ValueError for a label outside the source's list of classes."""
@@ -167,17 +159,13 @@ class HeldoutImages:
         return image, label
 
     def _stored(self, place: int) -> tuple[bytes | Image.Image, int | Objects]:
-        index = int(self.order[place])
-        return self.images.read_objects(index) if self.objects else self.images.read(index)
+        read = self.images.read_objects if self.objects else self.images.read
+        return read(self.index(place))
 
     def group(self, place: int) -> str:
-        """What the image shares with others (`ImageSet.group`); by default itself."""
-        index = int(self.order[place])
+        """What the image shares with others (`ItemSet.group`); by default itself."""
+        index = self.index(place)
         return self.images.group(index) or f"image {index}"
-
-    def name(self, place: int) -> str:
-        """The file or row of an image."""
-        return self.images.name(int(self.order[place]))
 
     def side(self, place: int, shape: Shape) -> int:
         """Shorter side of the largest central window, at the aspect of `shape`, on an image; 0

@@ -1,10 +1,7 @@
 """The error of an image that cannot be used."""
 
+from modalities.encoder.items import BadSample
 
-class BadImage(ValueError):
+
+class BadImage(BadSample):
     """An image that is skipped: `reason` is what reports count, `detail` is for people."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from modalities.encoder.config import not_multiples
+from modalities.encoder.config import Shape, not_multiples
 from modalities.evaluation import Evaluator
 from modalities.loading import Heldout
 from modalities.results import Axis, CellValue, ModelResult, Row
@@ -24,7 +24,7 @@ from modalities.vision.data import (
     heldout_name,
     open_heldout,
 )
-from modalities.vision.images import MAX_PIXELS, Shape
+from modalities.vision.images import MAX_PIXELS
 from modalities.vision.model import VisionTransformer
 from modalities.vision.sources import HELD_OUT
 

@@ -18,10 +18,7 @@ passes it has target −1. A set of which nothing is left is a ValueError.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -29,6 +26,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from modalities.encoder.items import ItemSet, split_places
 from modalities.vision.errors import BadImage
 from modalities.vision.objects import Objects
 
@@ -50,39 +48,9 @@ EXTENSIONS = (
 MAX_PIXELS = 89_478_485
 # What a held-out folder or split may be called.
 HELDOUT_NAMES = ("heldout", "val", "validation", "test")
-HELDOUT_FRACTION = 0.1
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_ASPECT = 8
-# Why something was skipped, and its name.
-Event = tuple[str, str]
-# (height, width).
-Shape = tuple[int, int]
-_log = logging.getLogger(__name__)
-
-
-class ImageReport:
-    """Counts of what was skipped, by reason, and the first name of each, which is logged."""
-
-    def __init__(self) -> None:
-        self.skipped: Counter[str] = Counter()
-        self.names: dict[str, str] = {}
-
-    def extend(self, events: Iterable[Event]) -> None:
-        """Count events, as workers hand them over."""
-        for reason, name in events:
-            self.skipped[reason] += 1
-            if self.skipped[reason] == 1:
-                self.names[reason] = name if len(name) <= 60 else "…" + name[-59:]
-                _log.warning("image skipped (%s): %s; more of these are only counted", reason, name)
-
-    def __str__(self) -> str:
-        """One line: "skipped 9 × corrupt (such as NAME), 1 × empty (such as NAME)"."""
-        parts = [
-            f"{count} × {reason} (such as {self.names[reason]})"
-            for reason, count in self.skipped.most_common()
-        ]
-        return f"skipped {', '.join(parts)}" if parts else ""
 
 
 def decode_image(data: bytes) -> Image.Image:
@@ -255,22 +223,8 @@ def reduced(image: Image.Image, side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-class ImageSet:
-    """Images by index.
-
-    classes: names by label; None where the source has no list of them.
-    problems: events of listing it.
-    among: images that the held-out tenth was chosen from by name; 0: all are here.
-    """
-
-    spec: str
-    classes: tuple[str, ...] | None
-    fingerprint: str
-    problems: Sequence[Event] = ()
-    among: int = 0
-
-    def __len__(self) -> int:
-        raise NotImplementedError
+class ImageSet(ItemSet):
+    """Images by index."""
 
     def read(self, index: int) -> tuple[bytes | Image.Image, int]:
         """(stored bytes or a PIL image, label). Raises BadImage."""
@@ -282,15 +236,6 @@ class ImageSet:
         raise ValueError(
             f"source {self.spec!r} has no boxes; expected shards with objects in KEY.json"
         )
-
-    def group(self, index: int) -> str:
-        """What the image shares with others that a measurement should not count as independent,
-        such as a font; ""."""
-        return ""
-
-    def name(self, index: int) -> str:
-        """What a report calls the image."""
-        return f"{self.spec}[{index}]"
 
 
 def checked_image(
@@ -318,21 +263,5 @@ def checked_image(
 
 
 def heldout_places(names: Iterable[str], split: str) -> list[int]:
-    """Of a source without a held-out part, the places of a split's images: held out is a tenth, by
-    blake2b of their names."""
-
-    def held_out(name: str) -> bool:
-        data = name.encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(data, digest_size=8, key=b"priorzoo images").digest()
-        return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
-
-    wanted = split == "heldout"
-    return [place for place, name in enumerate(names) if held_out(name) == wanted]
-
-
-def digest_of(parts: Iterable[object]) -> str:
-    """32 hex digits of BLAKE2b over the repr of every part."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(repr(part).encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()
+    """Of a source without a held-out part, the places of a split's images (`split_places`)."""
+    return split_places(names, split, key=b"priorzoo images")

@@ -30,13 +30,12 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
+from modalities.encoder.items import Event, digest_of
 from modalities.vision.errors import BadImage
 from modalities.vision.images import (
     EXTENSIONS,
     HELDOUT_NAMES,
-    Event,
     ImageSet,
-    digest_of,
     heldout_places,
 )
 from modalities.vision.shards import Shards, open_shards

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modalities.encoder.config import Shape
 from modalities.evaluation import Cell
 from modalities.paired import Observed, ScoresByUnit, paired_rows, scores_by_unit
 from modalities.results import CellValue, Row, Score
@@ -23,7 +24,6 @@ from modalities.settings import check_choice, option
 from modalities.statistics import clustered_error
 from modalities.vision.errors import BadImage
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
-from modalities.vision.images import Shape
 from modalities.vision.model import VisionTransformer
 from zoo.positions import slices
 

@@ -38,6 +38,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from modalities.encoder.config import Shape
 from modalities.evaluation import Cell
 from modalities.loading import Heldout
 from modalities.paired import Observed
@@ -49,7 +50,6 @@ from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.errors import BadImage
 from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
-from modalities.vision.images import Shape
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
 from modalities.vision.rings import ring_centre

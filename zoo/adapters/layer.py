@@ -24,7 +24,8 @@ from zoo.priors.tables import whole_bias
 from zoo.priors.terms import PriorTerms
 from zoo.rotary import rotate
 
-RECORD = "priorzoo"  # of what was done, in a model's configuration
+# The entry of a model's configuration that says which priors it has.
+RECORD = "priorzoo"
 # A prior whose rows vary by less is one that changes no logit of size 1 in float64 by more than its
 # rounding.
 UNIFORM = 1e-12
@@ -44,8 +45,12 @@ def attending_by(kernel: str | Kernel) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `zoo.adapt`. alone: nothing but priors is trained; window: tokens that the
-    rotation was trained for."""
+    """The arguments of `zoo.adapt`.
+
+    Attributes:
+        alone: nothing but priors is trained.
+        window: tokens that the rotation was trained for.
+    """
 
     position: str
     options: Options
@@ -58,9 +63,10 @@ class Request:
     @property
     def record(self) -> Options:
         """What makes the same priors again, for a model's configuration."""
-        return {
-            name: value for name, value in vars(self).items() if name not in ("alone", "window")
-        }
+        arguments = dict(vars(self))
+        del arguments["alone"]
+        del arguments["window"]
+        return arguments
 
 
 class Grid:
@@ -80,28 +86,31 @@ class Grid:
         self.shape = (output.shape[-2], output.shape[-1])
 
     def positions(self, tokens: int) -> Positions:
-        """Of `tokens` tokens, the patches last; ValueError unless they are the prefix and all
+        """The positions of `tokens` tokens; ValueError unless they are the prefix and then all
         patches."""
         if self.shape is None:
             raise ValueError(
                 "an adapted image model needs its images, from which the patch grid follows"
             )
         height, width = self.shape
-        if tokens != height * width + self.num_prefix:
+        patches = height * width
+        if tokens != patches + self.num_prefix:
             raise ValueError(
-                f"attention over {tokens} tokens: expected {self.num_prefix} prefix tokens and {height * width} patches of a "
-                f"{height}×{width} grid; a prior needs all patches, and nothing else behind them"
+                f"attention over {tokens} tokens: expected {self.num_prefix} prefix tokens and "
+                f"{patches} patches of a {height}×{width} grid; a prior needs all patches, and "
+                "nothing else behind them"
             )
         return Positions.grid(height, width, num_prefix=self.num_prefix)
 
 
 @dataclass(frozen=True)
 class SinkRotation:
-    """A layer's own rotation, in which sinks are at most `limit` tokens back: further away they are
-    as in no training.
+    """A layer's own rotation, in which sinks are at most `limit` tokens back: in training they were
+    never further away.
 
-    owner: has its frequencies under `name`; None for a model, `name`, whose rotation is not that of
-    `zoo.rotary.rotate`.
+    Attributes:
+        owner: has the frequencies under `name`; None for a model, `name`, whose rotation is not
+            that of `zoo.rotary.rotate`.
     """
 
     owner: nn.Module | None
@@ -115,16 +124,20 @@ class SinkRotation:
         within the limit."""
         if self.owner is None:
             raise ValueError(
-                f"{self.name}: sinks are seen from at most {self.limit} tokens on; drop them or read less"
+                f"{self.name}: sinks are seen from at most {self.limit} tokens on; "
+                "drop them or read less"
             )
-        at = positions[0].index(q.device)
+        q_pos, k_pos = positions
+        index = q_pos.index(q.device)
+        start = None if k_pos.within is None else q_pos.row_index(q.device) - index
+        # Queries beyond the limit turn back to it; their products with the sinks are those there.
+        excess = (self.limit - index).clamp(max=0)[:, None, :, None]
+        frequencies = getattr(self.owner, self.name).to(q.device, torch.float64)
         wide = q.to(torch.promote_types(q.dtype, torch.float32))
-        start = None if positions[1].within is None else positions[0].row_index(q.device) - at
-        back = (self.limit - at).clamp(max=0)[:, None, :, None]
         with without_autocast(q):
-            turned = rotate(wide, back * getattr(self.owner, self.name).to(q.device, torch.float64))
+            change = rotate(wide, excess * frequencies) - wide
             keys = first_keys(k, start, sinks).to(wide.dtype).transpose(-1, -2)
-            return by_group((turned - wide) * q.shape[-1] ** -0.5, keys)
+            return by_group(change * q.shape[-1] ** -0.5, keys)
 
 
 class LayerPrior(nn.Module):
@@ -153,24 +166,24 @@ class LayerPrior(nn.Module):
         self.ssmax = ssmax
         self.sinks = sinks
         self.own_sink = own_sink
-        self._moved: object = (
-            None  # the parameters' versions at which K was found not to be uniform
-        )
+        # Versions of the parameters at which K was not uniform.
+        self._varied_at: object = None
+        # (H,) the table's value at a token's own place.
         level = None
-        if grid is not None or sinks or own_sink:  # (H,) the table's value at a token's own place
+        if grid is not None or sinks or own_sink:
             one = Positions.line(1) if grid is None else Positions.grid(1, 1)
             with torch.no_grad():
                 table = prior(one, one, causal=grid is None).table
-            level = None if table is None else table.table[:, table.center].float()
+            if table is not None:
+                level = table.table[:, table.center].float()
         self.register_buffer("level", level)
 
     def terms(self, q_pos: Positions, k_pos: Positions, causal: bool) -> PriorTerms:
+        """K, less its `level` where something without K shares the softmax."""
         terms = self.prior(q_pos, k_pos, causal=causal)
-        if (
-            self.level is None
-            or terms.table is None
-            or not (k_pos.num_prefix or self.sinks or self.own_sink)
-        ):
+        if self.level is None or terms.table is None:
+            return terms
+        if not (k_pos.num_prefix or self.sinks or self.own_sink):
             return terms
         lowered = terms.table.table - self.level.to(terms.table.table.dtype)[:, None]
         # The Jacobian of a table does not change with a constant.
@@ -178,7 +191,7 @@ class LayerPrior(nn.Module):
 
     def attend(
         self,
-        own: Callable[[], Tensor],
+        without_prior: Callable[[], Tensor],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -194,7 +207,7 @@ class LayerPrior(nn.Module):
         """(B, H, T, D): softmax((scale·⟨q, k⟩ + K + bias)·SSMax's scale) v.
 
         Args:
-            own: the layer's attention without K, (B, H, T, D).
+            without_prior: the layer's own attention, (B, H, T, D).
             q, k, v: (B, H, T, D), (B, G, S, D), (B, G, S, D).
             positions: of queries and keys; `within` without a mask: of causal documents, which see
                 their own keys alone.
@@ -204,40 +217,29 @@ class LayerPrior(nn.Module):
             scale: None for 1/√D.
             sink: (H,) of the layer's own learned sink, as in `PriorTerms`.
         """
-        offloaded = not torch.compiler.is_compiling() and is_offloaded(self)
+        compiling = torch.compiler.is_compiling()
+        offloaded = not compiling and is_offloaded(self)
         with loaded([self]) if offloaded else nullcontext():
             q_pos, k_pos = positions
             terms = self.terms(q_pos, k_pos, causal) + PriorTerms(sink=sink)
-            kernel = (
-                "auto" if torch.compiler.is_compiling() else _KERNEL.get()
-            )  # a graph has one kind of attention
-            far = self.rotation is not None and k_pos.length > max(
-                self.rotation.limit + 1, self.sinks
-            )
-            uniform = kernel == "auto" and not far and self._is_uniform(terms, k_pos)
-            if uniform and not (
-                torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
-            ):
-                return own()
+            # A graph has one kind of attention.
+            kernel = "auto" if compiling else _KERNEL.get()
+            rotation = self._limited_rotation(k_pos)
+            uniform = kernel == "auto" and rotation is None and self._is_uniform(terms, k_pos)
+            if uniform and not self._needs_gradients():
+                return without_prior()
             if bias is not None:
-                bias = bias.to(torch.promote_types(bias.dtype, torch.float32)).expand(
-                    -1, q.shape[1], -1, -1
-                )
-                terms = terms + PriorTerms(bias=bias)
+                bias = bias.to(torch.promote_types(bias.dtype, torch.float32))
+                terms = terms + PriorTerms(bias=bias.expand(-1, q.shape[1], -1, -1))
             if scale is not None and scale != q.shape[-1] ** -0.5:
+                # Attention multiplies by 1/√D.
                 q = q * (scale * q.shape[-1] ** 0.5)
-            # norms of q and k give float32 under autocast
+            # Norms of q and k give float32 under autocast.
             q = q.to(v.dtype)
             k = k.to(v.dtype)
-            if self.rotation is not None and far:
-                terms = terms + PriorTerms(
-                    of_sinks=self.rotation.change(q, k, positions, self.sinks)
-                )
-            scales = None
-            if self.ssmax is not None and mask is not None:
-                scales = self.ssmax.scale_rows(mask.sum(-1).clamp(min=1).double())
-            elif self.ssmax is not None:
-                scales = self.ssmax(q_pos, causal=causal)
+            if rotation is not None:
+                change = rotation.change(q, k, positions, self.sinks)
+                terms = terms + PriorTerms(of_sinks=change)
             segments = None
             if k_pos.within is not None and (self.sinks or mask is None):
                 segments = (k_pos.within == 0).cumsum(1).expand(len(q), -1)
@@ -247,14 +249,35 @@ class LayerPrior(nn.Module):
                 v,
                 terms,
                 causal=causal and mask is None,
-                query_scale=scales,
+                query_scale=self._row_scales(q_pos, mask, causal),
                 segments=segments,
                 mask=mask,
                 dropout=dropout,
                 sinks=self.sinks,
                 kernel=kernel,
             )
-            return own().detach() + (out - out.detach()) if uniform and not dropout else out
+            if uniform and not dropout:
+                # The value of the layer's own attention, to the bit, with the gradient of `out`:
+                # `out - out.detach()` is 0. A fresh prior trains, and the model starts as it was.
+                return without_prior().detach() + (out - out.detach())
+            return out
+
+    def _limited_rotation(self, k_pos: Positions) -> SinkRotation | None:
+        """The rotation, where queries are further from the sinks than its limit."""
+        if self.rotation is None or k_pos.length <= max(self.rotation.limit + 1, self.sinks):
+            return None
+        return self.rotation
+
+    def _needs_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+
+    def _row_scales(self, q_pos: Positions, mask: Tensor | None, causal: bool) -> Tensor | None:
+        """SSMax's scale of each row, by the keys that the mask shows where there is one."""
+        if self.ssmax is None:
+            return None
+        if mask is None:
+            return self.ssmax(q_pos, causal=causal)
+        return self.ssmax.scale_rows(mask.sum(-1).clamp(min=1).double())
 
     def _is_uniform(self, terms: PriorTerms, k_pos: Positions) -> bool:
         """Whether K is now the same for all keys of these positions.
@@ -268,8 +291,9 @@ class LayerPrior(nn.Module):
         if any(p.is_inference() for p in parameters):
             return False
         state = tuple((p.data_ptr(), p._version) for p in parameters)
-        if state == self._moved or not _uniform(terms, k_pos.num_prefix > 0 or self.sinks > 0):
-            self._moved = state
+        prefixed = k_pos.num_prefix > 0 or self.sinks > 0
+        if state == self._varied_at or not _uniform(terms, prefixed):
+            self._varied_at = state
             return False
         return True
 
@@ -277,20 +301,33 @@ class LayerPrior(nn.Module):
 def _uniform(terms: PriorTerms, prefixed: bool) -> bool:
     """Whether no row of K varies by more than rounding, without a learned sink; with prefix tokens
     or sinks, whether K is 0."""
+    if terms.sink is not None or terms.gain is not None:
+        return False
     spread = torch.zeros(())
     with torch.no_grad():
         if terms.q_lanes is not None and terms.k_lanes is not None:
-            # What all keys have in common moves a row's logits as a whole.
-            k_lanes = terms.k_lanes if prefixed else terms.k_lanes - terms.k_lanes[:, :, :1]
-            most = [x.abs().amax((0, 1, 2)).double() for x in (terms.q_lanes, k_lanes)]
-            spread = (most[0] * most[1]).sum()
-        bias = None if terms.bias is None else whole_bias(terms.bias)
-        for values in (terms.table.table if terms.table is not None else None, bias):
-            if values is not None:
-                spread = spread + (
-                    values.abs().amax() if prefixed else (values.amax(-1) - values.amin(-1)).amax()
-                )
-    return terms.sink is None and terms.gain is None and bool(spread <= UNIFORM)
+            k_lanes = terms.k_lanes
+            if not prefixed:
+                # What all keys have in common moves a row's logits as a whole.
+                k_lanes = k_lanes - k_lanes[:, :, :1]
+            spread = (_largest_of_lane(terms.q_lanes) * _largest_of_lane(k_lanes)).sum()
+        if terms.table is not None:
+            spread = spread + _row_spread(terms.table.table, prefixed)
+        if terms.bias is not None:
+            spread = spread + _row_spread(whole_bias(terms.bias), prefixed)
+    return bool(spread <= UNIFORM)
+
+
+def _largest_of_lane(lanes: Tensor) -> Tensor:
+    """(R,) float64 the largest absolute value of each lane."""
+    return lanes.abs().amax((0, 1, 2)).double()
+
+
+def _row_spread(values: Tensor, prefixed: bool) -> Tensor:
+    """The largest absolute value with prefix tokens; else the largest difference within a row."""
+    if prefixed:
+        return values.abs().amax()
+    return (values.amax(-1) - values.amin(-1)).amax()
 
 
 def zero(owner: nn.Module, table: Tensor) -> None:
@@ -310,10 +347,12 @@ def has_priors(model: nn.Module) -> bool:
 
 def prior_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of an adapted model's priors and SSMax, by their names in the model."""
-    layers = (
-        (path, module) for path, module in model.named_modules() if isinstance(module, LayerPrior)
-    )
-    return {f"{path}.{name}": p for path, layer in layers for name, p in layer.named_parameters()}
+    parameters = {}
+    for path, module in model.named_modules():
+        if isinstance(module, LayerPrior):
+            for name, parameter in module.named_parameters():
+                parameters[f"{path}.{name}"] = parameter
+    return parameters
 
 
 def create_layer(
@@ -330,27 +369,37 @@ def create_layer(
     """A layer's prior of the requested method. Parts that can start uniform do, unless its options
     say otherwise."""
     position = request.position
-    options = uniform_options(position, request.options, grid=train_grid is not None)
-    shared: Options = dict(dim=dim, num_heads=num_heads, lanes="beside", options=options)
-    with torch.device("cpu"):  # also where a library makes its model without values
+    shared: Options = {
+        "dim": dim,
+        "num_heads": num_heads,
+        "lanes": "beside",
+        "options": uniform_options(position, request.options, grid=train_grid is not None),
+    }
+    # On the CPU also where a library makes its model without values.
+    with torch.device("cpu"):
         if train_grid is not None:
             parts = create_grid_position(position, train_grid=train_grid, **shared)
         else:
             parts = create_position(position, train_context=train_context, **shared)
-        if any(part is not None for part in (parts.rotary, parts.embedding, parts.window)):
-            what = "a rotation, an embedding or a window"
+        if parts.rotary is not None or parts.embedding is not None or parts.window is not None:
             raise ValueError(
-                f"position {position!r} has {what}; models of other libraries take priors"
+                f"position {position!r} has a rotation, an embedding or a window; "
+                "models of other libraries take priors"
             )
         if parts.prior.depends_on_content:
             raise ValueError(
-                f"position {position!r} depends on the layer's input; attention receives only q, k, v"
+                f"position {position!r} depends on the layer's input; "
+                "attention receives only q, k, v"
             )
-        ssmax = (
-            SSMax(num_heads, train_context=train_context, causal=causal) if request.ssmax else None
-        )
+        ssmax = None
+        if request.ssmax:
+            ssmax = SSMax(num_heads, train_context=train_context, causal=causal)
         layer = LayerPrior(
-            parts.prior, ssmax=ssmax, grid=grid, sinks=parts.sinks, own_sink=own_sink
+            parts.prior,
+            ssmax=ssmax,
+            grid=grid,
+            sinks=parts.sinks,
+            own_sink=own_sink,
         )
     if request.alone and not any(p.requires_grad for p in layer.parameters()):
         raise ValueError(

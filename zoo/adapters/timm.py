@@ -42,24 +42,31 @@ class PriorAttention(Attention):
         positions = self.patch_grid.positions(x.shape[1])
         batch, length, _ = x.shape
         gate = None if self.gate is None else self.gate(x).sigmoid()
-        q, k, v = (
-            self.qkv(x)
-            .reshape(batch, length, 3, self.num_heads, self.head_dim)
-            .permute(2, 0, 3, 1, 4)
-            .unbind(0)
-        )
+        qkv = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         q = self.q_norm(q)
         k = self.k_norm(k)
         dropout = self.attn_drop.p if self.training else 0.0
 
-        def own() -> Tensor:
+        def without_prior() -> Tensor:
             if self.fused_attn:
                 return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-            return self.attn_drop(((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+            weights = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
+            return self.attn_drop(weights) @ v
 
-        x = layer.attend(own, q, k, v, (positions, positions), causal=False, dropout=dropout)
+        x = layer.attend(
+            without_prior,
+            q,
+            k,
+            v,
+            (positions, positions),
+            causal=False,
+            dropout=dropout,
+        )
         x = self.norm(x.transpose(1, 2).reshape(batch, length, self.attn_dim))
-        return self.proj_drop(self.proj(x if gate is None else x * gate))
+        if gate is not None:
+            x = x * gate
+        return self.proj_drop(self.proj(x))
 
 
 class PriorVisionTransformer(VisionTransformer):
@@ -76,7 +83,8 @@ class PriorVisionTransformer(VisionTransformer):
 def adapt(model: VisionTransformer, request: Request) -> None:
     """As `zoo.adapt`; the context is the model's grid. The request's record is what `load` does
     again."""
-    if isinstance(getattr(model, "model", None), VisionTransformer):  # timm's features_only
+    # timm's features_only
+    if isinstance(getattr(model, "model", None), VisionTransformer):
         raise ValueError(
             f"{type(model).__name__} holds features of a model: give that, features.model, a prior"
         )
@@ -86,8 +94,8 @@ def adapt(model: VisionTransformer, request: Request) -> None:
     if type(model) is not VisionTransformer or {type(layer) for layer in layers} != {Attention}:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers})) or "none"
         raise ValueError(
-            f"{type(model).__name__} with attention {kinds}: expected a VisionTransformer with timm.layers.Attention, such as "
-            "vit_small_patch16_224 or deit3_small_patch16_224"
+            f"{type(model).__name__} with attention {kinds}: expected a VisionTransformer with "
+            "timm.layers.Attention, such as vit_small_patch16_224 or deit3_small_patch16_224"
         )
     if not isinstance(model.patch_drop, nn.Identity):
         raise ValueError("a prior needs all patches, also in training: expected patch_drop_rate=0")
@@ -97,12 +105,17 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         raise ValueError("timm model without a patch grid: give img_size when it is made")
     grid = Grid(model.num_prefix_tokens)
     height, width = train_grid
-    sizes: Options = dict(
-        dim=model.embed_dim, train_context=height * width, train_grid=(height, width)
-    )
     priors = [
-        create_layer(request, num_heads=x.num_heads, causal=False, grid=grid, **sizes)
-        for x in layers
+        create_layer(
+            request,
+            dim=model.embed_dim,
+            num_heads=layer.num_heads,
+            train_context=height * width,
+            causal=False,
+            grid=grid,
+            train_grid=(height, width),
+        )
+        for layer in layers
     ]
     if not request.keep_rope:
         if model.pos_embed is None:
@@ -114,31 +127,29 @@ def adapt(model: VisionTransformer, request: Request) -> None:
         layer.patch_grid = grid
     model.__class__ = PriorVisionTransformer
     projection.register_forward_hook(grid.read)
-    model.__dict__[RECORD] = {
-        name: value for name, value in request.record.items() if name != "train_context"
-    }
+    record = request.record
+    del record["train_context"]
+    model.__dict__[RECORD] = record
 
 
 def save(model: PriorVisionTransformer, folder: Path) -> None:
     """Write weights and configuration in timm's layout, and what `load` needs."""
     patches = model.patch_embed
     heads = next(m.num_heads for m in model.modules() if isinstance(m, PriorAttention))
+    norms = (model.norm, model.fc_norm)
     arguments = {
         "img_size": list(patches.img_size),
         "in_chans": patches.proj.in_channels,
         "num_heads": heads,
-    }
-    arguments |= {
         "patch_size": patches.patch_size[0],
         "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
+        "dynamic_img_size": model.dynamic_img_size,
+        "final_norm": not all(isinstance(norm, nn.Identity) for norm in norms),
     }
-    final_norm = not all(isinstance(norm, nn.Identity) for norm in (model.norm, model.fc_norm))
-    arguments |= {"dynamic_img_size": model.dynamic_img_size, "final_norm": final_norm}
     save_for_hf(model, str(folder), model_args=arguments, safe_serialization=True)
-    write_json(
-        folder / "config.json", read_object(folder / "config.json") | {RECORD: model.priorzoo}
-    )
+    config = read_object(folder / "config.json")
+    write_json(folder / "config.json", config | {RECORD: model.priorzoo})
 
 
 def load(folder: Path, **kwargs: Any) -> VisionTransformer:
@@ -146,11 +157,13 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
     if it has none, gives it a fresh classifier."""
     config = read_object(folder / "config.json")
     classes = kwargs.pop("num_classes", config["num_classes"])
-    # timm leaves an empty one out.
-    pool = config.get("global_pool", "")
-    arguments = (
-        {"num_classes": config["num_classes"], "global_pool": pool} | config["model_args"] | kwargs
-    )
+    arguments = {
+        "num_classes": config["num_classes"],
+        # timm leaves an empty one out.
+        "global_pool": config.get("global_pool", ""),
+        **config["model_args"],
+        **kwargs,
+    }
     model: Any = timm.create_model(config["architecture"], **arguments)
     adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))

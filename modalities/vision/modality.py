@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import modalities.vision.registry  # noqa: F401  registers the models with timm
 from modalities.contract import Cost, Evaluators, Modality
-from modalities.cost import activation_numbers
+from modalities.encoder import training
 from modalities.encoder.config import Options
+from modalities.encoder.training import classification_loss
 from modalities.loading import first_heldout
 from modalities.vision import HEADLINE, RECIPES_MODULE
 from modalities.vision.config import VisionDataConfig
@@ -69,63 +69,17 @@ def loss(
             )
         patches = logits[:, num_prefix:]
         patch_targets = at_patches(batch["maps"], patches.shape[1])
-        map_loss = MAP_WEIGHT * _counted(patches.flatten(0, 1), patch_targets.flatten())[0]
+        patch_loss, _ = classification_loss(patches.flatten(0, 1), patch_targets.flatten())
+        map_loss = MAP_WEIGHT * patch_loss
         logits = logits[:, 0]
-    if targets.is_floating_point():
-        return F.cross_entropy(logits, targets), {}
-    value, metrics = _counted(logits, targets)
+    value, metrics = classification_loss(logits, targets)
     return value + map_loss.to(value.device), metrics
 
 
-def _counted(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross-entropy and accuracies of the targets that are not −1."""
-    counted = targets >= 0
-    logits = logits[counted]
-    targets = targets[counted]
-    with torch.no_grad():
-        best = logits.topk(min(5, logits.shape[-1])).indices
-        hits = best == targets[:, None]
-        metrics = {
-            "top1": hits[:, 0].float().mean(),
-            "top5": hits.any(dim=1).float().mean(),
-        }
-    return F.cross_entropy(logits, targets), metrics
-
-
-def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
-    """Every image counts 1; places of held-out batches that do not count have target −1."""
-    targets = batch["targets"]
-    count = len(targets) if targets.is_floating_point() else int((targets >= 0).sum())
-    return float(count), count
-
-
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
-    """One image of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a
-    (query, key) pair and layer: attention's two products are 4·C forward and 8·C backward, all T²
-    pairs are visible. Of several training shapes FLOPs are their mean, and activations those of the
-    largest.
-    """
-    config = model.config
-    patch = config.patch_size
-    shapes = data.train_shapes if data.shapes else [config.train_size]
-    tokens = [(high // patch) * (wide // patch) + model.num_prefix_tokens for high, wide in shapes]
-    mean_tokens = sum(tokens) / len(tokens)
-    mean_pairs = sum(count**2 for count in tokens) / len(tokens)
-    other = ("prefix_tokens", "position_embedding", "head")
-    matrices = 0
-    for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and not name.startswith(other):
-            matrices += parameter.numel()
-    flops = 6.0 * (matrices * mean_tokens + config.dim * config.num_classes)
-    flops += 12.0 * config.dim * mean_pairs * config.num_layers
-    numbers = activation_numbers(
-        config.num_layers,
-        config.dim,
-        4 * config.hidden_dim,
-        config.activation_checkpointing,
-        width,
-    )
-    return Cost(1, flops, max(tokens) * width * numbers)
+    """That of an image at the shapes of the data (`modalities.encoder.training.cost`)."""
+    shapes = data.train_shapes if data.shapes else [model.config.train_size]
+    return training.cost(model, shapes, width)
 
 
 MODALITY = Modality(
@@ -137,11 +91,11 @@ MODALITY = Modality(
     loader=build_loader,
     heldout=partial(first_heldout, build_heldout),
     loss=loss,
-    weight=weight,
+    weight=training.weight,
     cost=cost,
     evaluators=Evaluators("modalities.vision.evaluators"),
     outside={"timm": OUTSIDE},
-    metrics=("top1", "top5"),
+    metrics=training.METRICS,
     headline=HEADLINE,
     recipes=RECIPES_MODULE,
     task="image-classification",

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import nn
 
+from modalities.encoder.training import weight
 from modalities.loading import Heldout
 from modalities.results import ModelResult
 from modalities.vision import MODALITY, VisionConfig, VisionDataConfig, VisionTransformer
@@ -25,7 +26,7 @@ from modalities.vision.evaluators import EVALUATORS
 from modalities.vision.evaluators import scenes as module
 from modalities.vision.evaluators.scenes import SceneSettings
 from modalities.vision.images import ImageSet
-from modalities.vision.modality import MAP_WEIGHT, loss, weight
+from modalities.vision.modality import MAP_WEIGHT, loss
 from modalities.vision.objects import check_objects, parse_objects, target_of, targets_of, window_on
 from modalities.vision.rings import ring_centre
 from tests.refusals import refuses

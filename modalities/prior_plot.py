@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modalities.figures import DASHES, SMALLEST, panels, save_figure
 from zoo.catalog import create_model, load_model
 from zoo.cli import console, title_of
-from zoo.console import Import, call
+from zoo.console import Import, call, new_app
 from zoo.errors import require
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -277,7 +277,7 @@ def _frame_trained(axis: Axes, x: int, y: int, height: int, width: int) -> None:
     axis.add_patch(frame)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 main = partial(call, app)
 
 

@@ -34,7 +34,6 @@ from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.settings import check_choice, counts, option
 from recipes.commands import (
     CommandError,
-    Console,
     call,
     clock,
     facts_table,
@@ -45,7 +44,7 @@ from recipes.commands import (
 from recipes.overrides import parse_overrides
 from zoo.adapters import ADAPTER
 from zoo.adapters.layer import RECORD, has_priors, prior_parameters
-from zoo.console import Import
+from zoo.console import Console, Import
 from zoo.plugins import import_named
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import torch
 import typer
 from rich.table import Column, Table
 
-from zoo.console import Console as Console
 from zoo.console import call as call_app
+from zoo.console import new_app
 from zoo.errors import check_fields, printable
 
 
@@ -55,7 +55,7 @@ def call(
     have."""
     # Heads that forget have denormal weights, and products with these take ten times as long.
     torch.set_flush_denormal(True)
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = new_app()
     text = inspect.getdoc(function) or sys.modules[function.__module__].__doc__ or ""
     # \b is click's mark of a block that keeps its lines, here of commands.
     text = text.replace("\n\n    ", "\n\n\b\n    ")

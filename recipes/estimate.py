@@ -15,10 +15,11 @@ import torch
 from modalities.contract import Cost, find_modality
 from modalities.cost import Meter
 from modalities.evaluation import scheduled_evaluators
-from recipes.commands import ConfigError, Console, clock, facts_table, short
+from recipes.commands import ConfigError, clock, facts_table, short
 from recipes.plan import Plan
 from recipes.ranks import check_sequence
 from recipes.recipe import Optim, Recipe
+from zoo.console import Console
 from zoo.errors import ran_out_of_memory
 from zoo.model import ZooModel
 

@@ -23,9 +23,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from modalities.prior_plot import prior_curves
-from recipes.commands import Console, call
+from recipes.commands import call
 from recipes.recipe import Json
 from zoo.catalog import create_model
+from zoo.console import Console
 from zoo.files import write_text
 from zoo.pretrained import manifest
 

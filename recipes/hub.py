@@ -27,12 +27,12 @@ import torch
 import typer
 
 from modalities.contract import Modality, find_modality
-from recipes.commands import CommandError, Console, call
+from recipes.commands import CommandError, call
 from recipes.recipe import Json
 from recipes.registry import find_recipe
 from recipes.run_folder import load_run
 from zoo.catalog import create_model, load_model, model_entry
-from zoo.console import Import
+from zoo.console import Console, Import
 from zoo.errors import nearest, printable, require
 from zoo.files import new_folder, write_json, write_text
 from zoo.model import ZooModel

@@ -17,10 +17,10 @@ from functools import partial
 import torch
 import typer
 
-from zoo.console import Import, call
+from zoo.console import Import, call, new_app
 from zoo.plugins import import_named
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = new_app()
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -18,9 +18,9 @@ import typer
 from rich.table import Table
 
 from modalities.contract import Classifier
-from recipes.commands import CommandError, Console, call
+from recipes.commands import CommandError, call
 from recipes.targets import find_trained
-from zoo.console import Import
+from zoo.console import Console, Import
 
 
 def predict_command(

@@ -20,7 +20,8 @@ from modalities.results import (
     short_names,
 )
 from modalities.tables import paired_tables, result_table, write_table
-from recipes.commands import Console, clock, short
+from recipes.commands import clock, short
+from zoo.console import Console
 from zoo.files import write_json
 from zoo.positions import slices
 

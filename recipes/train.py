@@ -46,7 +46,6 @@ from modalities.loading import State, to_device
 from recipes.checkpoints import loadable
 from recipes.commands import (
     ConfigError,
-    Console,
     call,
     clock,
     facts_table,
@@ -63,7 +62,7 @@ from recipes.registry import installed_recipes, open_recipe
 from recipes.resume import own_run
 from recipes.run_folder import RunFolder
 from recipes.settings import apply_overrides
-from zoo.console import Import
+from zoo.console import Console, Import
 from zoo.errors import printable, require
 from zoo.files import sync
 from zoo.plugins import import_named

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from modalities.results import ModelResult
 from modalities.text.evaluators.perplexity import Perplexity
 from recipes import train_seeds
-from recipes.commands import Console, call
+from recipes.commands import call
+from zoo.console import Console
 from zoo.pretrained import manifest
 
 METHODS = ("ggd_ssmax", "rope")

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from zoo.adapters import list_adapters
 from zoo.attention.dispatch import KERNELS
 from zoo.catalog import list_models, load_model, model_entry
-from zoo.console import Console, Import
+from zoo.console import Console, Import, new_app
 from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -27,12 +27,7 @@ from zoo.plugins import import_named
 from zoo.pretrained import WEIGHTS, weights_entry
 from zoo.tables import adapters_table, pretrained_tables
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = new_app(no_args_is_help=True)
 console = Console()
 
 

@@ -26,7 +26,8 @@ class Console(rich.console.Console):
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
     def on_broken_pipe(self) -> None:
-        raise  # the BrokenPipeError in whose handler rich calls this, for `call`
+        # rich calls this in a handler of BrokenPipeError, which `call` reports.
+        raise
 
 
 Import = Annotated[
@@ -38,9 +39,18 @@ Import = Annotated[
     ),
 ]
 
-# click's base of usage errors, and what it makes of Ctrl-C; typer may keep click in a package of
-# its own
+# click's base of usage errors; typer may keep click in a package of its own.
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
+
+
+def new_app(**settings: Any) -> typer.Typer:
+    """A typer app that prints plain help and leaves errors to `call`."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        **settings,
+    )
 
 
 def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> int:
@@ -52,32 +62,28 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
     program, 130 for Ctrl-C, and 141 where the reader of the output is gone. Of ranks that a
     launcher started, one per machine prints.
     """
-    words = list(sys.argv[1:] if argv is None else argv) or ["--help"] * bool(
-        app.info.no_args_is_help
-    )
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words and app.info.no_args_is_help:
+        words = ["--help"]
     code = 2
     verbose = "--verbose" in words
     try:
         command = typer.main.get_command(app)
-        chosen = getattr(command, "commands", {}).get(words[0] if words else "", command)
-        has_verbose = any("--verbose" in option.opts for option in command.params)
-        if not has_verbose and (
-            chosen is command or not chosen.context_settings.get("ignore_unknown_options")
-        ):
+        if not _takes_verbose(command, words):
             words = [word for word in words if word != "--verbose"]
         return command.main(words, prog, standalone_mode=False) or 0
     except typer.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except (
-        BrokenPipeError,
-        SystemExit,
-    ) as leave:  # typer and rich make a SystemExit(1) of the first
-        if isinstance(leave, SystemExit) and not isinstance(leave.__context__, BrokenPipeError):
+    except BrokenPipeError:
+        _discard_output()
+        return 141
+    except SystemExit as leave:
+        # typer and rich make a SystemExit(1) of a BrokenPipeError.
+        if not isinstance(leave.__context__, BrokenPipeError):
             raise
-        # Python flushes it once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
     except _USAGE_ERROR as error:  # type: ignore[misc]
         message = error.format_message()
@@ -87,7 +93,24 @@ def call(app: typer.Typer, argv: Sequence[str] | None = None, *, prog: str) -> i
         message = one_line(error)
         if not from_outside(error):
             code = 1
-            message = f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a trace"
+            message = (
+                f"{type(error).__name__}: {message}; a bug in priorzoo; append --verbose for a "
+                "trace"
+            )
     if message and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code
+
+
+def _takes_verbose(command: Any, words: Sequence[str]) -> bool:
+    """Whether a click command has the option --verbose, or a subcommand that reads all words."""
+    if any("--verbose" in option.opts for option in command.params):
+        return True
+    subcommands = getattr(command, "commands", {})
+    chosen = subcommands.get(words[0]) if words else None
+    return chosen is not None and bool(chosen.context_settings.get("ignore_unknown_options"))
+
+
+def _discard_output() -> None:
+    """Send standard output to nowhere: Python flushes it once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

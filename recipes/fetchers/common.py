@@ -18,7 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rich.progress import track
 
-from recipes.commands import Console
+from zoo.console import Console
 from zoo.files import file_sha256, make_folder, make_temporary, replacing
 
 T = TypeVar("T")

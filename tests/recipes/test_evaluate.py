@@ -26,12 +26,13 @@ from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision.evaluators.resolution import Resolution
 from recipes import evaluate as command
 from recipes import find_recipe, report
-from recipes.commands import Console, facts_table
+from recipes.commands import facts_table
 from recipes.evaluate import CellStore, outside_hash, weights_hash
 from recipes.overrides import override, parse_overrides
 from recipes.targets import find_targets, seed_groups
 from tests.launching import Done, call
 from zoo import create_model
+from zoo.console import Console
 from zoo.pretrained import manifest
 
 SMALL = dict(dim=32, num_layers=1, num_heads=2, hidden_dim=32, train_context=96)

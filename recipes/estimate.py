@@ -1,35 +1,23 @@
-"""`--dry-run`: what a recipe would run, cost and need, from shapes. `--calibrate`: a few of its
-steps, measured."""
+"""What a recipe would run, cost and need, from shapes: `priorzoo train --dry-run`."""
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import torch
 
 from modalities.contract import Cost, find_modality
-from modalities.cost import Meter
 from modalities.evaluation import scheduled_evaluators
-from recipes.commands import ConfigError, clock, facts_table, short
+from recipes.commands import facts_table, short
 from recipes.plan import Plan
 from recipes.ranks import check_sequence
 from recipes.recipe import Optim, Recipe
 from zoo.console import Console
-from zoo.errors import ran_out_of_memory
 from zoo.model import ZooModel
 
-if TYPE_CHECKING:
-    from recipes.train import Trainer
-
-# Steps before those that are timed: moments are allocated, kernels compiled and chosen.
-WARM_UP = 2
-# Sections of a DeepSpeed file that write files.
-MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")
 GIB = 2**30
 
 
@@ -52,50 +40,6 @@ def print_plan(plan: Plan, *, as_json: bool, measured: Mapping[str, str] | None 
     else:
         title = f"{recipe.name} (dry run; --json prints every setting)"
         Console().print(facts_table(title, figures))
-
-
-def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
-    """Figures of so many real steps of a trainer before its `setup`. Every rank must call.
-
-    Memory is what `memory_per_rank` estimates: weights, the optimiser's copies of them, and what
-    steps add at their peak. Code of libraries is not counted: on the CPU that is several hundred
-    MiB of a process. Raises ConfigError where the device has not the memory.
-    """
-    device = trainer.ranks.device
-    settings = trainer.settings
-    seconds: list[float] = []
-    targets = 0.0
-    try:
-        trainer.setup(None)
-        trainer.engine.train()
-        if device.type == "cuda":
-            held = torch.cuda.memory_allocated(device)
-        else:
-            held = trainer.engine.held_bytes()
-        with Meter(device) as meter:
-            for _ in range(WARM_UP + steps):
-                numbers, spent = trainer.read(trainer.launch())
-                _, _, targets, _ = numbers
-                seconds.append(spent)
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"a step of train.micro_batch={settings.micro_batch} does not fit on {device}: "
-            "expected a smaller one, more train.zero_stage, or "
-            "model.options.activation_checkpointing=true"
-        ) from error
-    peaks = [held + peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
-    memory = f"{max(peaks) / GIB:.2f} GiB at the peak" if peaks else "not to be read here"
-    timed = seconds[WARM_UP:]
-    median = statistics.median(timed)
-    spread = f"from {min(timed):.3g} to {max(timed):.3g}"
-    return {
-        "measured memory per rank": memory,
-        "measured speed": f"{short(targets / median)} {trainer.modality.unit}/s",
-        "measured seconds a step": f"{median:.3g}, the median of {len(timed)}, {spread}",
-        "time to the end": f"{clock(median * settings.steps)}, without evaluation and saving",
-    }
 
 
 def build_on_meta(recipe: Recipe) -> ZooModel:

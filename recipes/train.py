@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ import typer
 from rich.padding import Padding
 
 from modalities.contract import find_modality
-from modalities.cost import Readout, keep_freed_tensors
+from modalities.cost import Meter, Readout, keep_freed_tensors
 from modalities.loading import State, to_device
 from recipes.checkpoints import loadable
 from recipes.commands import (
@@ -63,7 +64,7 @@ from recipes.resume import own_run
 from recipes.run_folder import RunFolder
 from recipes.settings import apply_overrides
 from zoo.console import Console, Import
-from zoo.errors import printable, require
+from zoo.errors import printable, ran_out_of_memory, require
 from zoo.files import sync
 from zoo.plugins import import_named
 
@@ -569,10 +570,60 @@ def command_words(
     return words
 
 
+# Steps before those that are timed: moments are allocated, kernels compiled and chosen.
+WARM_UP = 2
+# Sections of a DeepSpeed file that write files.
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet", "flops_profiler")
+
+
+def calibrated(trainer: Trainer, steps: int) -> dict[str, str]:
+    """Figures of so many real steps of a trainer before its `setup`. Every rank must call.
+
+    Memory is what `memory_per_rank` estimates: weights, the optimiser's copies of them, and what
+    steps add at their peak. Code of libraries is not counted: on the CPU that is several hundred
+    MiB of a process. Raises ConfigError where the device has not the memory.
+    """
+    device = trainer.ranks.device
+    settings = trainer.settings
+    seconds: list[float] = []
+    targets = 0.0
+    try:
+        trainer.setup(None)
+        trainer.engine.train()
+        if device.type == "cuda":
+            held = torch.cuda.memory_allocated(device)
+        else:
+            held = trainer.engine.held_bytes()
+        with Meter(device) as meter:
+            for _ in range(WARM_UP + steps):
+                numbers, spent = trainer.read(trainer.launch())
+                _, _, targets, _ = numbers
+                seconds.append(spent)
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"a step of train.micro_batch={settings.micro_batch} does not fit on {device}: "
+            "expected a smaller one, more train.zero_stage, or "
+            "model.options.activation_checkpointing=true"
+        ) from error
+    peaks = [held + peak for peak in trainer.engine.gather(meter.peak_bytes) if peak is not None]
+    memory = f"{max(peaks) / 2**30:.2f} GiB at the peak" if peaks else "not to be read here"
+    timed = seconds[WARM_UP:]
+    median = statistics.median(timed)
+    spread = f"from {min(timed):.3g} to {max(timed):.3g}"
+    return {
+        "measured memory per rank": memory,
+        "measured speed": f"{short(targets / median)} {trainer.modality.unit}/s",
+        "measured seconds a step": f"{median:.3g}, the median of {len(timed)}, {spread}",
+        "time to the end": f"{clock(median * settings.steps)}, without evaluation and saving",
+    }
+
+
 def print_calibrated(plan: Plan, ranks: Ranks, steps: int, *, as_json: bool) -> None:
     """Print a plan with the memory and speed of so many real steps, which leave nothing on the
     disk."""
-    from recipes.estimate import MONITORS, calibrated, print_plan
+    from recipes.estimate import print_plan
 
     quiet = {key: value for key, value in plan.deepspeed.items() if key not in MONITORS}
     with TemporaryDirectory() as folder:

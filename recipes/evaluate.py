@@ -71,7 +71,7 @@ from recipes.commands import (
     short,
     with_options,
 )
-from recipes.models import find_baselines, find_device, modality_of, split_names, target_name
+from recipes.models import find_baselines, find_device, modality_of, plain_name, split_names
 from recipes.overrides import parse_overrides
 from recipes.report import CellProgress, console, print_paired, print_results, write_results
 from recipes.targets import Target, find_targets, seed_groups
@@ -397,7 +397,7 @@ def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: s
 
     It is the first one's where names or a pattern are several seeds of one set-up.
     """
-    patterns = [target_name(part) for part in split_names(name)]
+    patterns = [plain_name(part) for part in split_names(name)]
     labels = [target.label for target in targets if _is_named(target.name, patterns)]
     set_ups = {groups.get(label, label) for label in labels}
     if len(set_ups) > 1:

@@ -19,8 +19,7 @@ import typer
 
 from modalities.contract import Writer
 from recipes.commands import CommandError, call
-from recipes.models import installed_modalities
-from recipes.targets import find_trained
+from recipes.models import installed_modalities, load_trained
 from zoo.console import Import
 
 
@@ -41,15 +40,13 @@ def generate_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
     import_: Import = [],  # noqa: B006
 ) -> int:
-    target = find_trained(name, device, import_)
-    if not isinstance(target.model, Writer):
+    named, model = load_trained(name, device, import_)
+    if not isinstance(model, Writer):
         writers = [m.name for m in installed_modalities() if issubclass(m.model, Writer)]
-        raise CommandError(
-            f"{target.label} continues no text; models of {' and '.join(writers)} do"
-        )
+        raise CommandError(f"{named.label} continues no text; models of {' and '.join(writers)} do")
     if prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
-    pieces = target.model.stream_text(
+    pieces = model.stream_text(
         prompt,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,14 +11,17 @@ from recipes.commands import CommandError
 from recipes.settings import merge, parse_value, set_nested
 from zoo.errors import nearest
 
-Overrides = dict[
-    str, Any
-]  # by field of the model's configuration: JSON values, or dictionaries of such
+# By field of the model's configuration: JSON values, or dictionaries of such.
+Overrides = dict[str, Any]
+# Names of options inside a field whose numbers the weights hold.
+STORED = {"values", "file", "kind"}
 
 
 def parse_overrides(settings: list[str]) -> Overrides:
-    """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}; values are
-    JSON or bare words."""
+    """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}.
+
+    Values are JSON or bare words.
+    """
     overrides: Overrides = {}
     for setting in settings:
         key, separator, text = setting.partition("=")
@@ -33,34 +35,14 @@ def parse_overrides(settings: list[str]) -> Overrides:
 
 def override(model: Any, overrides: Overrides) -> Any:
     """The same weights under a changed configuration, such as another scaling of rotary angles."""
-    config = model.config
-    known = {field.name for field in dataclasses.fields(config)}
-    changes = {}
-    for key, value in overrides.items():
-        if key not in known:
-            raise CommandError(
-                f"--set {key}: the model's configuration has no such field; {nearest(key, known)}"
-            )
-        before = getattr(config, key)
-        inside = {part for leaf, _ in leaves({key: value}) for part in leaf.split(".")[1:]}
-        if numbers := sorted({"values", "file", "kind"} & inside):
-            raise CommandError(f"--set {key}: {numbers[0]} are numbers that the weights hold")
-        changes[key] = (
-            merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-        )
-    variant = type(model)(replace(config, **changes))
-    fresh = type(model)(config)
-    weights = dict(model.named_parameters())
-    initial = fresh.state_dict()
-    # Buffers follow from the configuration, but for what training wrote, such as a memory.
-    for name, value in model.state_dict().items():
-        if name not in weights and not torch.equal(value, initial[name].to(value)):
-            weights[name] = value
+    config = dataclasses.replace(model.config, **_changes(model.config, overrides))
+    variant = type(model)(config)
+    weights = _stored_tensors(model)
     new = variant.state_dict()
     names = (new.keys() & weights.keys()) | dict(variant.named_parameters()).keys()
-    if {name: new[name].shape for name in names} != {
-        name: value.shape for name, value in weights.items()
-    }:
+    new_shapes = {name: new[name].shape for name in names}
+    shapes = {name: value.shape for name, value in weights.items()}
+    if new_shapes != shapes:
         raise CommandError(
             f"--set {overrides}: this changes the model's parameters, so its weights no longer fit"
         )
@@ -69,10 +51,51 @@ def override(model: Any, overrides: Overrides) -> Any:
     return variant
 
 
+def _changes(config: Any, overrides: Overrides) -> Overrides:
+    """The new values of a configuration's fields."""
+    names = {field.name for field in dataclasses.fields(config)}
+    changes = {}
+    for key, value in overrides.items():
+        if key not in names:
+            near = nearest(key, names)
+            raise CommandError(f"--set {key}: the model's configuration has no such field; {near}")
+        stored = sorted(STORED & _inner_names({key: value}))
+        if stored:
+            raise CommandError(f"--set {key}: {stored[0]} are numbers that the weights hold")
+        old_value = getattr(config, key)
+        if isinstance(old_value, dict) and isinstance(value, dict):
+            value = merge(old_value, value)
+        changes[key] = value
+    return changes
+
+
+def _inner_names(overrides: Overrides) -> set[str]:
+    """Every name on the paths inside fields."""
+    names: set[str] = set()
+    for path, _ in leaves(overrides):
+        names.update(path.split(".")[1:])
+    return names
+
+
+def _stored_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters, and the buffers that training wrote, such as a memory.
+
+    Other buffers follow from the configuration.
+    """
+    tensors = dict(model.named_parameters())
+    initial = type(model)(model.config).state_dict()
+    for name, value in model.state_dict().items():
+        if name not in tensors and not torch.equal(value, initial[name].to(value)):
+            tensors[name] = value
+    return tensors
+
+
 def leaves(tree: Overrides, prefix: str = "") -> list[tuple[str, object]]:
-    leaves: list[tuple[str, object]] = []
+    """(path with dots, value) of every value in nested dictionaries."""
+    pairs: list[tuple[str, object]] = []
     for key, value in tree.items():
-        leaves += (
-            leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
-        )
-    return leaves
+        if isinstance(value, dict):
+            pairs += leaves(value, f"{prefix}{key}.")
+        else:
+            pairs.append((prefix + key, value))
+    return pairs

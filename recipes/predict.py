@@ -19,7 +19,7 @@ from rich.table import Table
 
 from modalities.contract import Classifier
 from recipes.commands import CommandError, call
-from recipes.targets import find_trained
+from recipes.models import load_trained
 from zoo.console import Console, Import
 
 
@@ -37,14 +37,11 @@ def predict_command(
     for image in images:
         if not os.path.isfile(image):
             raise CommandError(f"{image!r} is no file")
-    target = find_trained(name, device, import_)
-    model = target.model
+    named, model = load_trained(name, device, import_)
     if not isinstance(model, Classifier):
-        raise CommandError(
-            f"{target.label} has no classes: models of {target.modality} name nothing"
-        )
+        raise CommandError(f"{named.label} has no classes: models of {named.modality} name nothing")
     read = f"{size} pixels" if size else "the training size (larger: --size)"
-    table = Table(title=f"{target.label}, read at {read}", title_justify="left")
+    table = Table(title=f"{named.label}, read at {read}", title_justify="left")
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
     table.add_column("probability", justify="right")

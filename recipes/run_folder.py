@@ -286,6 +286,15 @@ def _number(folder: Path) -> int:
     return int(match[1]) if match else 0
 
 
+def run_recipe(run_dir: str | Path) -> Json:
+    """recipe.json of a folder that should be a run's; ConfigError for another folder."""
+    if not (Path(run_dir) / "recipe.json").exists():
+        raise ConfigError(
+            f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train"
+        )
+    return stored_recipe(run_dir)
+
+
 def stored_recipe(run_dir: str | Path) -> Json:
     """recipe.json of a run folder."""
     path = Path(run_dir) / "recipe.json"
@@ -317,11 +326,7 @@ def load_run(run_dir: str | Path) -> tuple[ZooModel, Json]:
 
     A folder that `priorzoo hub` made of a run serves as well.
     """
-    if not (Path(run_dir) / "recipe.json").exists():
-        raise ConfigError(
-            f"{run_dir}: no recipe.json; expected a run folder written by priorzoo train"
-        )
-    recipe = stored_recipe(run_dir)
+    recipe = run_recipe(run_dir)
     read = find_modality(recipe["modality"]).model.from_pretrained
     if (Path(run_dir) / "config.json").is_file():
         return read(run_dir), recipe

@@ -1,12 +1,10 @@
-"""The models an evaluate command names: registry names, patterns, run and saved-model folders,
-baselines, models of others."""
+"""The models that an evaluate command measures: loaded, labelled, and grouped into seeds."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -18,39 +16,30 @@ import torch
 
 from modalities.results import file_safe
 from recipes.commands import CommandError
-from recipes.models import (
-    Baseline,
-    find_baselines,
-    find_device,
-    find_outside,
-    split_names,
-    target_name,
-    without_seed,
-)
-from recipes.overrides import Overrides, leaves, override
-from recipes.registry import find_recipe, list_recipes
-from recipes.run_folder import load_run
-from zoo.catalog import create_model, list_models, load_model, model_entry
-from zoo.plugins import import_named
-from zoo.pretrained import weights_entry
+from recipes.models import BASELINE_CONTEXT, NamedModel, find_models
+from recipes.overrides import Overrides, leaves
+from recipes.recipe import Json
 
 
 @dataclass(frozen=True)
 class Target:
     """One model to measure.
 
-    label: its name in tables and figures; name: in the command. data: the data section of its
-    recipe; empty where unknown.
+    label: its name in tables and figures.
+    name: its name in the command.
+    model: a model of the zoo, or a baseline or a model of another library, whose config is its own.
+    family: what seeds have in common. Of a run it is recipe.json without seeds and the model's
+        configuration, of shipped weights their name without "-s1".
     recipe: (name of the recipe, steps) of runs and shipped weights, None where unknown; empty for
-    other models.
-    seed: (of the loop, of the data). shipped: not of a run. family: what seeds have in common, of a
-    run recipe.json without seeds, and the model's configuration; of shipped weights their name
-    without "-s1".
+        other models.
+    seed: (of the loop, of the data).
+    shipped: not of a run.
+    data: the data section of its recipe; empty where unknown.
     """
 
     label: str
     modality: str
-    model: Any  # a ZooModel, or a baseline or a model of another library with a config of its own
+    model: Any
     trained: bool
     family: str = ""
     recipe: tuple[object, ...] = ()
@@ -61,170 +50,144 @@ class Target:
 
     @property
     def method(self) -> str:
-        """What gives the model its colour in figures; empty for a modality whose models have no
-        choice of it."""
+        """What gives the model its colour in figures.
+
+        It is empty for a modality whose models have no choice of method.
+        """
         config = self.model.config
-        position = getattr(config, "position", "")
-        position = position if isinstance(position, str) else ",".join(position)
-        return position + ("_ssmax" if getattr(config, "ssmax", False) else "")
+        method = getattr(config, "position", "")
+        if not isinstance(method, str):
+            method = ",".join(method)
+        if getattr(config, "ssmax", False):
+            method += "_ssmax"
+        return method
 
     @property
     def setup(self) -> str:
-        """What runs and shipped weights both record, as text: recipe, steps and the model's
-        configuration."""
-        return (
-            json.dumps([*self.recipe, dataclasses.asdict(self.model.config)], sort_keys=True)
-            if self.recipe
-            else ""
-        )
+        """What runs and shipped weights both record: recipe, steps and the model's configuration.
+
+        It is text; empty for models that no recipe trained.
+        """
+        if not self.recipe:
+            return ""
+        config = dataclasses.asdict(self.model.config)
+        return json.dumps([*self.recipe, config], sort_keys=True)
 
 
 def find_targets(names: list[str], overrides: Overrides, device: str, dtype: str) -> list[Target]:
-    """Load every model named: run folders, registry names, patterns of names that have weights,
-    baselines, PREFIX:NAME."""
+    """Load every model that `names` name; CommandError where they are of several modalities."""
     targets: dict[str, Target] = {}
-    baselines: dict[str, Baseline] = {}
-    for name in dict.fromkeys(name for argument in names for name in split_names(argument)):
-        if known := find_baselines(name):
-            baselines |= known
-            continue
-        matches = [name]
-        if not os.path.isdir(name) and not find_outside(name) and any(c in name for c in "*?["):
-            matches = list_models(name, pretrained=True)
-            if not matches:
-                listing = ", ".join(list_models(pretrained=True))
-                raise CommandError(f"no model with weights matches {name!r}; there are: {listing}")
-        for key in map(target_name, matches):
-            if key not in targets:
-                targets[key] = _load(key, overrides, device, dtype)
-    modalities = {t.modality for t in targets.values()} | {
-        modality.name for modality, _ in baselines.values()
-    }
-    if not modalities:
-        listing = ", ".join(list_models(pretrained=True))
-        raise CommandError(f"{' '.join(names)!r} names no model; those with weights are {listing}")
+    baselines: list[NamedModel] = []
+    for named in find_models(names):
+        if named.kind == "baseline":
+            baselines.append(named)
+        else:
+            targets[named.name] = _load(named, overrides, device, dtype)
+    loaded = [target.modality for target in targets.values()]
+    modalities = sorted({*loaded, *(named.modality for named in baselines)})
     if len(modalities) > 1:
         raise CommandError(
-            f"one call measures models of one modality, these are {' and '.join(sorted(modalities))}"
+            f"one call measures models of one modality, these are {' and '.join(modalities)}"
         )
+    # Baselines are measured at the lengths and on the data of the first model.
     first = next(iter(targets.values()), None)
-    for name, (
-        modality,
-        make,
-    ) in baselines.items():  # at the lengths and on the data of the first model
-        model = make(first.model.config.train_context if first else 256)
-        seed = (getattr(model.config, "seed", None),) * 2
-        data = first.data if first else {}
-        targets[name] = Target(
-            name, modality.name, model, True, without_seed(name), seed=seed, data=data
-        )
-    files = Counter(file_safe(target.label) for target in targets.values())
-    for name, target in targets.items():
-        label = target.label
-        if (
-            files[file_safe(label)] > 1
-        ):  # files of one name: the digest of the model's place sets them apart
-            label += f" {hashlib.sha256(name.encode(errors='surrogateescape')).hexdigest()[:6]}"
-        targets[name] = replace(target, name=name, label=label)
-    return list(targets.values())
+    for named in baselines:
+        targets[named.name] = _load_baseline(named, first)
+    return _distinct_labels(list(targets.values()))
 
 
-def find_trained(name: str, device: str, imports: list[str]) -> Target:
-    """The one model with weights of this name, in float32, after `imports`."""
-    device = find_device(device)
-    import_named(imports)
-    targets = find_targets([name], {}, device, "float32")
-    if len(targets) > 1:
-        raise CommandError(
-            f"{name!r} names {len(targets)} models: {', '.join(t.label for t in targets)}; name one"
-        )
-    [target] = targets
-    if not target.trained:
-        tags = list_models(f"{name}.*", pretrained=True)
-        known = (
-            ", ".join(tags) or "none of this architecture; `priorzoo list --pretrained` prints all"
-        )
-        raise CommandError(f"{name} is untrained; with weights: {known}")
-    return target
-
-
-def _load(name: str, overrides: Overrides, device: str, dtype: str) -> Target:
-    outside = None if os.path.isdir(name) else find_outside(name)
-    if outside:
-        modality, hook, inner = outside
-        if overrides and not name.startswith("hf:"):
-            option = leaves(overrides)[0][0]
-            raise CommandError(
-                f"--set {option} does not apply to {name}: it is measured as it was saved"
-            )
-        for key, value in leaves(overrides):  # of its configuration: settings behind a name
-            inner += f"{',' if re.search('@.*=', inner) else '@'}{key}={json.dumps(value)}"
-        torch.manual_seed(0)  # so that a random model is the same one each time
-        model, trained = hook.load(inner)
-        target = Target(name, modality, model, trained, family=name)
-    else:
-        target = _folder(name) if os.path.isdir(name) else _registered(name)
-    model = target.model
-    label = target.label + " (untrained)" * (not target.trained)
-    if overrides:
-        model = model if outside else override(model, overrides)
-        label += " " + ",".join(f"{key}={value}" for key, value in leaves(overrides))
-    target = replace(
-        target, label=label, model=model.to(device=device, dtype=getattr(torch, dtype)).eval()
-    )
-    return target if target.shipped else replace(target, family=target.family + target.setup)
-
-
-def _folder(name: str) -> Target:
-    """A run folder, or a folder of save_pretrained."""
-    path = Path(name).resolve()
-    if not (path / "recipe.json").exists() and (path / "config.json").exists():
-        model = load_model(path)
-        unknown = (None, None)
-        return Target(
-            path.name, model.modality, model, True, str(path), unknown, unknown, shipped=False
-        )
-    model, recipe = load_run(name)
-    train = recipe.get("train", {})
-    data = recipe.get("data", {})
-    without = {key: {**part} if isinstance(part, dict) else part for key, part in recipe.items()}
-    for section in ("train", "data"):
-        without.get(section, {}).pop("seed", None)
-    return Target(
-        label=f"{recipe.get('name', 'run')} ({path.name})",
-        modality=model.modality,
-        model=model,
-        trained=True,
-        family=json.dumps(without, sort_keys=True),
-        recipe=(recipe.get("name"), train.get("steps")),
-        seed=(train.get("seed"), data.get("seed")),
-        shipped=False,
-        data=data,
-    )
-
-
-def _registered(name: str) -> Target:
-    """A model of the registry, with the weights of its tag where it has one."""
-    if "/" in name:
-        raise CommandError(f"no run folder {name!r}")
-    try:
-        model_entry(name)
-    except ValueError as error:
-        hint = (
-            "it is a recipe: train it, and name the run's folder"
-            if name in list_recipes()
-            else error
-        )
-        raise CommandError(f"no folder {name!r} here; {hint}") from error
-    trained = "." in name
-    card = weights_entry(name) if trained else {}
+def _load(named: NamedModel, overrides: Overrides, device: str, dtype: str) -> Target:
+    model, trained = named.load(overrides)
+    label = named.label
     if not trained:
-        torch.manual_seed(0)  # so that a random model is the same one each time
-    data = dataclasses.asdict(find_recipe(card["recipe"]).data) if "recipe" in card else {}
-    recipe = (card.get("recipe"), card.get("steps"))
-    seed = (card.get("seed"),) * 2
-    model = create_model(name)
-    return Target(name, model.modality, model, trained, without_seed(name), recipe, seed, data=data)
+        label += " (untrained)"
+    if overrides:
+        label += " " + ",".join(f"{key}={value}" for key, value in leaves(overrides))
+    target = Target(
+        label=label,
+        modality=named.modality,
+        model=model.to(device=device, dtype=getattr(torch, dtype)).eval(),
+        trained=trained,
+        data=named.data,
+        name=named.name,
+    )
+    facts = named.facts
+    if named.kind == "outside":
+        return replace(target, family=named.name)
+    if named.kind == "run":
+        train = facts.get("train", {})
+        target = replace(
+            target,
+            family=_without_seeds(facts),
+            recipe=(facts.get("name"), train.get("steps")),
+            seed=(train.get("seed"), named.data.get("seed")),
+            shipped=False,
+        )
+        return replace(target, family=target.family + target.setup)
+    if named.kind == "saved":
+        target = replace(
+            target,
+            family=str(Path(named.name).resolve()),
+            recipe=(None, None),
+            seed=(None, None),
+            shipped=False,
+        )
+        return replace(target, family=target.family + target.setup)
+    seed = facts.get("seed")
+    return replace(
+        target,
+        family=without_seed(named.name),
+        recipe=(facts.get("recipe"), facts.get("steps")),
+        seed=(seed, seed),
+    )
+
+
+def _load_baseline(named: NamedModel, first: Target | None) -> Target:
+    """A baseline beside the first model, or alone."""
+    context = first.model.config.train_context if first else BASELINE_CONTEXT
+    model, trained = named.load({}, context)
+    seed = getattr(model.config, "seed", None)
+    return Target(
+        label=named.label,
+        modality=named.modality,
+        model=model,
+        trained=trained,
+        family=without_seed(named.name),
+        seed=(seed, seed),
+        data=first.data if first else {},
+        name=named.name,
+    )
+
+
+def _distinct_labels(targets: list[Target]) -> list[Target]:
+    """Targets whose labels name different files.
+
+    Where two labels are the same, the digest of the model's place sets them apart.
+    """
+    counts = Counter(file_safe(target.label) for target in targets)
+    distinct = []
+    for target in targets:
+        if counts[file_safe(target.label)] > 1:
+            place = target.name.encode(errors="surrogateescape")
+            digest = hashlib.sha256(place).hexdigest()
+            target = replace(target, label=f"{target.label} {digest[:6]}")
+        distinct.append(target)
+    return distinct
+
+
+def without_seed(name: str) -> str:
+    """The name of shipped weights, or of a baseline, without "-s1", "-s2", … behind it."""
+    return re.sub(r"-s\d+$", "", name)
+
+
+def _without_seeds(recipe: Json) -> str:
+    """recipe.json as text without its seeds."""
+    sections = dict(recipe)
+    for name in ("train", "data"):
+        section = sections.get(name)
+        if isinstance(section, dict):
+            sections[name] = {key: value for key, value in section.items() if key != "seed"}
+    return json.dumps(sections, sort_keys=True)
 
 
 def seed_groups(targets: list[Target]) -> dict[str, str]:
@@ -233,18 +196,21 @@ def seed_groups(targets: list[Target]) -> dict[str, str]:
     A group has one `family`; shipped weights join the runs of their `setup` where those are of one
     family. A group in which a seed occurs twice is left out.
     """
-    runs: dict[str, set[str]] = {}
+    run_families: dict[str, set[str]] = {}
     for target in targets:
         if not target.shipped:
-            runs.setdefault(target.setup, set()).add(target.family)
-    families: dict[str, list[Target]] = {}
+            run_families.setdefault(target.setup, set()).add(target.family)
+    members_of: dict[str, list[Target]] = {}
     for target in targets:
-        joined = runs.get(target.setup, set()) if target.shipped else set()
-        families.setdefault(next(iter(joined)) if len(joined) == 1 else target.family, []).append(
-            target
-        )
+        family = target.family
+        candidates = run_families.get(target.setup, set())
+        if target.shipped and len(candidates) == 1:
+            family = next(iter(candidates))
+        members_of.setdefault(family, []).append(target)
     groups: dict[str, str] = {}
-    for members in families.values():
-        if len(members) > 1 and len({member.seed for member in members}) == len(members):
-            groups |= {member.label: members[0].label for member in members}
+    for members in members_of.values():
+        seeds = {member.seed for member in members}
+        if len(members) > 1 and len(seeds) == len(members):
+            for member in members:
+                groups[member.label] = members[0].label
     return groups

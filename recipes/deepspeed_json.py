@@ -40,7 +40,12 @@ TYPES: dict[str, dict[str, dict[str, object]]] = {
 }
 # Their parameters: the recipe setting that each is, or the one value that it has here.
 PARAMETERS = {
-    "optimizer": {name: f"optim.{name}" for name in ("lr", "betas", "eps", "weight_decay")},
+    "optimizer": {
+        "lr": "optim.lr",
+        "betas": "optim.betas",
+        "eps": "optim.eps",
+        "weight_decay": "optim.weight_decay",
+    },
     "scheduler": {
         "warmup_num_steps": "optim.warmup",
         "warmup_max_lr": "optim.lr",

@@ -28,10 +28,9 @@ import typer
 
 from modalities.contract import Modality, find_modality
 from recipes.commands import CommandError, call
+from recipes.models import NamedModel, find_model
 from recipes.recipe import Json
-from recipes.registry import find_recipe
-from recipes.run_folder import load_run
-from zoo.catalog import create_model, load_model, model_entry
+from zoo.catalog import model_entry
 from zoo.console import Console, Import
 from zoo.errors import nearest, printable, require
 from zoo.files import new_folder, write_json, write_text
@@ -75,15 +74,16 @@ def hub_command(
     if out.exists():
         raise CommandError(f"{out} exists; remove it, or name another folder with --out")
     console = Console()
-    source = Path(model).resolve()
-    loaded, recipe = _load(model, source)
-    if source.is_dir():
-        card = _folder_card(source, loaded, recipe)
-        # A repository's name says more than a folder's.
-        card.title = push.partition("/")[2] or card.title
-    else:
+    named = find_model(model)
+    if named.kind not in ("run", "saved"):
+        # ValueError where the model has no weights that ship.
         card = _published_card(model, weights_entry(model))
         dtype = dtype or "bfloat16"
+    loaded, _ = named.load({})
+    if named.kind in ("run", "saved"):
+        card = _folder_card(named, loaded)
+        # A repository's name says more than a folder's.
+        card.title = push.partition("/")[2] or card.title
     if license_:
         card.license = license_
     card.usage = _usage(loaded.modality, push or "OWNER/NAME", import_)
@@ -91,24 +91,13 @@ def hub_command(
         loaded.save_pretrained(folder, dtype=DTYPES[dtype or "float32"])
         write_text(folder / "README.md", card.markdown())
         write_text(folder / ".gitattributes", "*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
-        if recipe is not None:
-            write_json(folder / "recipe.json", recipe)
+        if named.kind == "run":
+            write_json(folder / "recipe.json", named.facts)
     console.print(f"written: {out}", soft_wrap=True)
     if push:
         console.print(f"pushing to {push}", soft_wrap=True)
         _upload(out, push, private=private)
         console.print(f"pushed: {push}", soft_wrap=True)
-
-
-def _load(model: str, source: Path) -> tuple[ZooModel, Json | None]:
-    """(the model, its recipe where it is a run). source: the resolved path of `model`."""
-    if (source / "recipe.json").is_file():
-        return load_run(model)
-    if source.is_dir():
-        return load_model(model), None
-    if "/" in model:
-        raise CommandError(f"no run folder {model!r}")
-    return create_model(model), None
 
 
 def _usage(modality: str, repository: str, imports: Sequence[str]) -> str:
@@ -221,29 +210,30 @@ def published_card(name: str, entry: Row, notes: Sequence[str]) -> str:
 
 
 def _published_card(name: str, entry: Row) -> Card:
-    recipe = find_recipe(entry["recipe"])
-    unlisted = ("measured", "file", "bytes")
+    registered = model_entry(name)
+    unlisted = ("measured", "file", "bytes", "data_section")
     return Card(
         title=name,
-        modality=find_modality(recipe.modality),
-        source=recipe.data.source,
-        tags=[str(model_entry(name).config["position"])],
+        modality=find_modality(registered.modality),
+        source=entry["data_section"]["source"],
+        tags=[str(registered.config["position"])],
         facts={key: value for key, value in entry.items() if key not in unlisted},
         rows=entry.get("measured", ()),
         license=entry["license"],
     )
 
 
-def _folder_card(folder: Path, model: ZooModel, recipe: Json | None) -> Card:
+def _folder_card(named: NamedModel, model: ZooModel) -> Card:
     """The card of a run or a saved model."""
     modality = find_modality(model.modality)
     position = model.config.position
     tags = [position] if isinstance(position, str) else list(position)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     facts: Json = {"position": ", ".join(tags), "parameters": f"{parameters:,}"}
-    title = folder.name
+    title = named.label
     source = ""
-    if recipe is not None:
+    if named.kind == "run":
+        recipe = named.facts
         title = recipe["name"]
         source = recipe["data"]["source"]
         facts |= {"recipe": title, "data": source}

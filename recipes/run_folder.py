@@ -32,7 +32,6 @@ from pathlib import Path
 import torch
 
 from modalities.contract import find_modality
-from modalities.figures import save_figure
 from recipes.commands import ConfigError, warn
 from recipes.plan import Plan
 from recipes.recipe import Json
@@ -152,6 +151,8 @@ class RunFolder:
 
         matplotlib.use("Agg")
         from matplotlib import pyplot
+
+        from modalities.figures import save_figure
 
         records = self.metrics()
         figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")

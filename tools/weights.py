@@ -12,6 +12,7 @@ in runs/weights/GROUP and are measured where they are.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import shlex
@@ -40,6 +41,8 @@ RUNS = ROOT / "runs" / "weights"
 BENCHMARKS = ROOT / "benchmarks"
 # Bytes of the largest file in the package.
 BUNDLED = 2_000_000
+# Settings of a data section that say nothing about the data.
+MACHINE = {"cache_dir", "num_workers"}
 app = typer.Typer(add_completion=False, help=(__doc__ or "").split("\n", maxsplit=1)[0])
 
 
@@ -257,6 +260,7 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         "commit": json.loads((run / "environment.json").read_text())["commit"],
         "position": f"{model.config.position}, options {position_options}, SSMax {ssmax}",
         "data": group.data,
+        "data_section": data_section(recipe["name"]),
     }
     samples = settings["steps"] * settings["batch"]
     if "context" in data:
@@ -271,6 +275,15 @@ def publish_run(group: Group, weights: str, run: Path) -> dict[str, Any]:
         facts["augmentation"] = data["augment"]
         facts["model_options"] = recipe["model"]["options"] or "none"
     return facts
+
+
+def data_section(recipe_name: str) -> dict[str, Any]:
+    """A recipe's data section, by which evaluators find what training held out.
+
+    Settings of a machine are left out.
+    """
+    section = dataclasses.asdict(find_recipe(recipe_name).data)
+    return {key: value for key, value in section.items() if key not in MACHINE}
 
 
 def scores_of(group: Group, weights: str) -> list[dict[str, float]]:

@@ -90,6 +90,13 @@ def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -
     assert (tmp_path / f"weights/{name}.safetensors").stat().st_size == entry["bytes"]
 
 
+def test_cards_have_the_data_of_their_recipes() -> None:
+    """Commands read it from the card, so that naming an image needs no recipe."""
+    for name, entry in manifest().items():
+        section = weights.data_section(entry["recipe"])
+        assert entry["data_section"] == json.loads(json.dumps(section)), name
+
+
 def test_an_adapter_goes_into_the_package_with_its_scores(asked, tmp_path) -> None:
     made = tmp_path / "made"
     rows = [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]

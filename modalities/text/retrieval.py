@@ -36,7 +36,8 @@ from modalities.text.prompts import (
 from modalities.text.tokenizers import load_tokenizer
 from zoo.positions import slices
 
-WORDS = ("wording", "value_kind")  # fields of `Prompt` that scores are grouped by
+# Fields of `Prompt` that scores are grouped by.
+WORDS = ("wording", "value_kind")
 FILLERS = "own, grass or text (held-out documents)"
 
 
@@ -44,13 +45,15 @@ class TextEvaluator(Evaluator[S, Decoder]):
     """An evaluator that reads held-out documents: those of `settings.source`, else those that
     training held out."""
 
+    # What `cells` has to say of the held-out documents that it reads and leaves out.
+    data_line = ""
+
     @property
     def text_name(self) -> str:
         """The source of the held-out documents."""
-        trained_on = self.trained_on.get("heldout_source") or self.trained_on.get(
-            "source", DEFAULT_SOURCE
-        )
-        return self.settings.source or trained_on
+        training_source = self.trained_on.get("source", DEFAULT_SOURCE)
+        heldout_source = self.trained_on.get("heldout_source")
+        return self.settings.source or heldout_source or training_source
 
     @property
     def source_name(self) -> str | None:
@@ -58,17 +61,21 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
     def heldout_for(self, model: Decoder) -> Heldout[tuple[EncodedDocument, ...]]:
         """The documents in the model's tokens."""
-        whole = self.settings.source is None and self.trained_on.get("heldout_source") is not None
-        return open_heldout(self.text_name, model.config.tokenizer, "all" if whole else "heldout")
-
-    data_line = ""  # what `cells` has to say of the held-out documents that it reads and leaves out
+        split = "heldout"
+        if self.settings.source is None and self.trained_on.get("heldout_source") is not None:
+            # That source is held out as a whole.
+            split = "all"
+        return open_heldout(self.text_name, model.config.tokenizer, split)
 
     def describe(self, documents: Sequence[EncodedDocument], length: int) -> int:
-        """Sets `data_line`: how many documents have `length` tokens, which it returns."""
-        enough = sum(len(one.tokens) >= length for one in documents)
+        """Set `data_line`: how many documents have `length` tokens, which it returns."""
+        enough = sum(len(document.tokens) >= length for document in documents)
         count = len(documents)
-        counted = f"first {count:,}" if count == MOST_DOCUMENTS else f"{count:,}"
-        self.data_line = f"{enough:,} of the {counted} held-out documents of {self.text_name} have {length:,} tokens"
+        read = f"first {count:,}" if count == MOST_DOCUMENTS else f"{count:,}"
+        self.data_line = (
+            f"{enough:,} of the {read} held-out documents of {self.text_name} "
+            f"have {length:,} tokens"
+        )
         if enough < count:
             self.data_line += f"; left out: {count - enough:,} with fewer"
         return enough
@@ -78,12 +85,16 @@ class TextEvaluator(Evaluator[S, Decoder]):
         return f"{len(results[0].cells):,} samples"
 
     def measured(self, results: list[ModelResult]) -> str:
-        line = f"{self.name}: {self.samples_line(results)} measured" + f"; {self.data_line}" * bool(
-            self.data_line
-        )
+        line = f"{self.name}: {self.samples_line(results)} measured"
+        if self.data_line:
+            line += f"; {self.data_line}"
         if isinstance(self.settings, LengthSettings):
-            wanted = {n for r in results for n in self.settings.resolved_lengths(r.trained_at)}
-            if missing := wanted - {row["length"] for r in results for row in r.rows}:
+            missing: set[int] = set()
+            for result in results:
+                missing.update(self.settings.resolved_lengths(result.trained_at))
+            for result in results:
+                missing.difference_update(row["length"] for row in result.rows)
+            if missing:
                 lengths = ", ".join(f"{length:,}" for length in sorted(missing))
                 line += f"; left out: lengths {lengths}, for which the model has no positions"
         return line
@@ -100,7 +111,8 @@ class HaystackEvaluator(TextEvaluator[S]):
         source = self.settings.source
         if source and self.filler != "text":
             raise ValueError(
-                f"source {source!r} is of held-out text, the filler is {self.filler!r}; add filler text"
+                f"source {source!r} is of held-out text, the filler is {self.filler!r}; "
+                "add filler text"
             )
 
     @property
@@ -117,9 +129,10 @@ class HaystackEvaluator(TextEvaluator[S]):
         return _haystack(self.filler, model.config.tokenizer, documents)
 
     def describe_hay(self, model: Decoder, length: int) -> None:
-        """Sets `data_line` for texts of up to `length` tokens."""
-        self.data_line = f"hay: {self.filler}"
-        if self.filler == "text" and not self.describe(self.heldout_for(model).items, length):
+        """Set `data_line` for texts of up to `length` tokens."""
+        if self.filler != "text":
+            self.data_line = f"hay: {self.filler}"
+        elif not self.describe(self.heldout_for(model).items, length):
             self.data_line = (
                 f"hay: documents of {self.text_name} in a row, none of which has {length:,} tokens"
             )
@@ -160,24 +173,27 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     paired_over = "prompts"
     default_samples = 5
     default_depths: ClassVar[int]
-    default_filler: ClassVar[str | None] = None  # None: what belongs to the template
+    # None: what belongs to the template.
+    default_filler: ClassVar[str | None] = None
 
     def __init__(
         self, settings: RetrievalSettings | None = None, trained_on: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(settings, trained_on)
         numbers = self.settings.facts
-        # Each number of facts adds this to the names of its columns.
-        self.conditions = {facts: f" (facts={facts})" * (len(numbers) > 1) for facts in numbers}
         self.templates = [Template(self.settings.template or "own", facts) for facts in numbers]
-        if len(self.conditions) > 1:
-            label = self.overview.label
-            conditions = self.conditions.values()
-            drawn = tuple(
-                Score(f"free_generation{c}", label + c, unit_interval=True) for c in conditions
-            )
-            self.scores = (*(Score(f"teacher_forced{c}", drawn=False) for c in conditions), *drawn)
-            self.overview = drawn[-1]
+        # What each number of facts adds to the names of its columns.
+        self.conditions = {numbers[0]: ""}
+        if len(numbers) > 1:
+            self.conditions = {facts: f" (facts={facts})" for facts in numbers}
+            forced = []
+            generated = []
+            for condition in self.conditions.values():
+                label = self.overview.label + condition
+                forced.append(Score(f"teacher_forced{condition}", drawn=False))
+                generated.append(Score(f"free_generation{condition}", label, unit_interval=True))
+            self.scores = (*forced, *generated)
+            self.overview = generated[-1]
 
     @property
     def samples(self) -> int:
@@ -189,124 +205,121 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
 
     @property
     def filler(self) -> str:
-        return (
-            self.settings.filler
-            or self.default_filler
-            or default_haystack(self.settings.template or "own")
-        )
+        of_template = default_haystack(self.settings.template or "own")
+        return self.settings.filler or self.default_filler or of_template
 
     def identity(self, model: Decoder) -> dict[str, object]:
         template = self.templates[0]
-        return {
+        identity: dict[str, object] = {
             "seed": self.settings.seed,
             "samples": self.samples,
             "depths": self.depths,
-            "template": [
-                template.name,
-                int(template.name == "bam"),
-            ],  # digits of the key that the prompt gives away
+            # With the number of digits of the key that the prompt gives away.
+            "template": [template.name, int(template.name == "bam")],
             "hay": self.haystack(model).fingerprint,
-            **({"control": self.settings.control} if self.settings.control else {}),
-        } | ({"grammar": template.grammar.fingerprint} if template.grammar else {})
+        }
+        if self.settings.control:
+            identity["control"] = self.settings.control
+        if template.grammar:
+            identity["grammar"] = template.grammar.fingerprint
+        return identity
 
     def points(self, model: Decoder) -> tuple[int, ...]:
         return self.lengths_for(model)
 
     def samples_line(self, results: list[ModelResult]) -> str:
-        numbers = f", {len(self.conditions)} numbers of facts" * (len(self.conditions) > 1)
-        return f"{self.samples} prompts at each of {self.depths} depths{numbers} and {len(results[0].rows)} lengths"
+        line = f"{self.samples} prompts at each of {self.depths} depths"
+        if len(self.conditions) > 1:
+            line += f", {len(self.conditions)} numbers of facts"
+        return f"{line} and {len(results[0].rows)} lengths"
 
     def cells(self, model: Decoder) -> list[Cell]:
-        tokenizer = model.config.tokenizer
         haystack = self.haystack(model)
+        lengths = self.points(model)
+        self.describe_hay(model, max(lengths))
         cells = []
-        self.describe_hay(model, max(self.points(model)))
-        for length, template, k in product(self.points(model), self.templates, range(self.depths)):
+        for length, template, k in product(lengths, self.templates, range(self.depths)):
             depth = k / (self.depths - 1)
             prompts = _prompts(
-                template, tokenizer, haystack, length, depth, self.samples, self.settings.seed
+                template,
+                model.config.tokenizer,
+                haystack,
+                length,
+                depth,
+                self.samples,
+                self.settings.seed,
             )
+            size = self.at_once(model, length)
             if self.settings.control:
-                prompts = [prompt.passage(self.at_once(model, length)) for prompt in prompts]
+                prompts = [prompt.passage(size) for prompt in prompts]
             name = f"length={length}/facts={template.facts}/depth={depth:.3f}"
             data = {"length": length, "depth": depth, "facts": template.facts, "prompts": prompts}
-            cells.append(Cell(name, cost=len(prompts) * self.at_once(model, length), data=data))
+            cells.append(Cell(name, cost=len(prompts) * size, data=data))
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         """Mean scores of the cell's samples; of each whether it was answered, 0 or 1, and its
         words."""
-        prompts = cell.data["prompts"]
-        size = self.at_once(model, cell.data["length"])
-        by_shape: dict[
-            tuple[int, int], list[int]
-        ] = {}  # prompts differ in length where words or keys do
+        prompts: list[Prompt] = cell.data["prompts"]
+        scores = self._scores_of(model, prompts, self.at_once(model, cell.data["length"]))
+        value: CellValue = {
+            "length": cell.data["length"],
+            "depth": cell.data["depth"],
+            "facts": cell.data["facts"],
+            "samples": len(prompts),
+        }
+        value |= {name: float(values.mean()) for name, values in scores.items()}
+        value["outcomes"] = {
+            name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")
+        }
+        if prompts[0].wording:
+            for kind in WORDS:
+                value[kind] = [getattr(prompt, kind) for prompt in prompts]
+        return value
+
+    def _scores_of(
+        self, model: Decoder, prompts: Sequence[Prompt], size: int
+    ) -> dict[str, torch.Tensor]:
+        """`answer_scores` of prompts of up to `size` tokens, (N,) each."""
+        # Prompts differ in length where their words or keys do; a batch has one shape.
+        by_shape: dict[tuple[int, int], list[int]] = {}
         for n, prompt in enumerate(prompts):
             by_shape.setdefault((len(prompt.tokens), len(prompt.answer)), []).append(n)
         scores: dict[str, torch.Tensor] = {}
-        for alike in by_shape.values():
-            for part in slices(len(alike), self.settings.batch_size(size)):
-                batch = alike[part]
-                sides = (
-                    np.stack(side) for side in zip(*(prompts[n][:2] for n in batch), strict=True)
-                )
-                for name, values in answer_scores(model, *sides).items():
-                    scores.setdefault(name, torch.zeros(len(prompts), dtype=torch.float64))[
-                        batch
-                    ] = values
+        for numbers in by_shape.values():
+            for part in slices(len(numbers), self.settings.batch_size(size)):
+                batch = numbers[part]
+                tokens = np.stack([prompts[n].tokens for n in batch])
+                answers = np.stack([prompts[n].answer for n in batch])
+                for name, values in answer_scores(model, tokens, answers).items():
+                    if name not in scores:
+                        scores[name] = torch.zeros(len(prompts), dtype=torch.float64)
+                    scores[name][batch] = values
                 self.advance(len(batch) * size)
-        facts = {key: cell.data[key] for key in ("length", "depth", "facts")} | {
-            "samples": len(prompts)
-        }
-        means = {name: float(values.mean()) for name, values in scores.items()}
-        outcomes = {
-            name: scores[name].int().tolist() for name in ("teacher_forced", "free_generation")
-        }
-        words = {kind: [getattr(prompt, kind) for prompt in prompts] for kind in WORDS}
-        return facts | means | {"outcomes": outcomes} | (words if prompts[0].wording else {})
+        return scores
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """Every prompt: the k-th at a depth."""
+        condition = self.conditions[cell["facts"]]
         for column, outcomes in cell["outcomes"].items():
-            for k, right in enumerate(outcomes):
-                yield Observed(
-                    cell["length"], f"{cell['depth']}/{k}", column + self._condition(cell), right
-                )
-
-    def _condition(self, cell: CellValue) -> str:
-        return self.conditions[cell["facts"]]
+            for k, outcome in enumerate(outcomes):
+                unit = f"{cell['depth']}/{k}"
+                yield Observed(cell["length"], unit, column + condition, outcome)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[dict[str, Any]]:
         """A row per length: of each condition means over depths, and the generated score's depths
         and standard error: over wordings, where prompts have several (few make it uncertain), else
-            over prompts."""
+        over prompts."""
+        by_row: dict[tuple[int, int], list[CellValue]] = {}
+        for cell in cells.values():
+            by_row.setdefault((cell["length"], cell["facts"]), []).append(cell)
         rows = []
-        for length in sorted({c["length"] for c in cells.values()}):
+        for length in sorted({cell["length"] for cell in cells.values()}):
             row: dict[str, Any] = {"length": length}
-            for condition in self.conditions.values():
-                column = [
-                    c
-                    for c in cells.values()
-                    if (c["length"], self._condition(c)) == (length, condition)
-                ]
-                column.sort(key=lambda c: c["depth"])
-                samples = row["samples"] = sum(c["samples"] for c in column)
-                for score in ("teacher_forced", "free_generation", "tokens_right", "nll"):
-                    row[score + condition] = sum(c[score] * c["samples"] for c in column) / samples
-                share = row["free_generation" + condition]
-                wordings = [wording for c in column for wording in c.get("wording", ())]
-                right = np.array(
-                    [each for c in column for each in c["outcomes"]["free_generation"]]
-                )
-                several = len({*wordings}) > 1
-                error = (
-                    clustered_error(right, wordings)
-                    if several
-                    else math.sqrt(share * (1 - share) / samples)
-                )
-                row["free_generation_standard_error" + condition] = error
-                row["depths"] = [c["depth"] for c in column]
-                row["free_generation_by_depth" + condition] = [c["free_generation"] for c in column]
+            for facts, condition in self.conditions.items():
+                depths = sorted(by_row[length, facts], key=lambda cell: cell["depth"])
+                row["samples"] = sum(cell["samples"] for cell in depths)
+                row |= _columns(depths, condition)
             rows.append(row)
         return rows
 
@@ -316,31 +329,52 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
         groups: dict[tuple[str | int, ...], list[int]] = {}
         for result in results:
             for cell in result.cells.values():
-                place = result.label, cell["length"], cell["facts"]
+                outcomes = cell["outcomes"]["free_generation"]
                 for kind in WORDS:
-                    for word, right in zip(
-                        cell.get(kind, ()), cell["outcomes"]["free_generation"], strict=False
-                    ):
-                        groups.setdefault((*place, kind, word), []).append(right)
-        names = ("model", "length", "facts", "kind", "words", "samples", "free_generation")
-        rows = [
-            (*group, len(outcomes), sum(outcomes) / len(outcomes))
-            for group, outcomes in sorted(groups.items())
-        ]
+                    for word, outcome in zip(cell.get(kind, ()), outcomes, strict=False):
+                        group = (result.label, cell["length"], cell["facts"], kind, word)
+                        groups.setdefault(group, []).append(outcome)
+        rows = []
+        for group, outcomes in sorted(groups.items()):
+            row = dict(zip(("model", "length", "facts", "kind", "words"), group, strict=True))
+            row["samples"] = len(outcomes)
+            row["free_generation"] = sum(outcomes) / len(outcomes)
+            rows.append(row)
         if rows:
-            write_table(
-                out / f"{self.name}.words.csv", [dict(zip(names, row, strict=True)) for row in rows]
-            )
+            write_table(out / f"{self.name}.words.csv", rows)
+
+
+def _columns(depths: list[CellValue], condition: str) -> dict[str, Any]:
+    """The columns of one length and condition, of its cells in the order of depth."""
+    columns: dict[str, Any] = {}
+    samples = sum(cell["samples"] for cell in depths)
+    for score in ("teacher_forced", "free_generation", "tokens_right", "nll"):
+        total = sum(cell[score] * cell["samples"] for cell in depths)
+        columns[score + condition] = total / samples
+    wordings: list[str] = []
+    outcomes: list[int] = []
+    for cell in depths:
+        wordings += cell.get("wording", ())
+        outcomes += cell["outcomes"]["free_generation"]
+    if len(set(wordings)) > 1:
+        error = clustered_error(np.array(outcomes), wordings)
+    else:
+        share = columns["free_generation" + condition]
+        error = math.sqrt(share * (1 - share) / samples)
+    columns["free_generation_standard_error" + condition] = error
+    columns["depths"] = [cell["depth"] for cell in depths]
+    columns["free_generation_by_depth" + condition] = [cell["free_generation"] for cell in depths]
+    return columns
 
 
 @lru_cache(maxsize=4)
 def _haystack(filler: str, tokenizer: str, documents: tuple[EncodedDocument, ...]) -> Haystack:
-    return open_haystack(
-        filler, load_tokenizer(tokenizer), [document.tokens for document in documents]
-    )
+    texts = [document.tokens for document in documents]
+    return open_haystack(filler, load_tokenizer(tokenizer), texts)
 
 
-@lru_cache(maxsize=256)  # models are measured one after the other, on the same prompts
+# Models are measured one after the other, on the same prompts.
+@lru_cache(maxsize=256)
 def _prompts(
     template: Template,
     tokenizer: str,
@@ -352,7 +386,5 @@ def _prompts(
 ) -> list[Prompt]:
     """A cell's samples; its place decides them, so that no cell depends on another being drawn."""
     rng = np.random.default_rng([seed, length, round(depth * 1e6), template.facts, 0])
-    return [
-        template.draw(length, depth, rng, load_tokenizer(tokenizer), haystack)
-        for _ in range(samples)
-    ]
+    encoder = load_tokenizer(tokenizer)
+    return [template.draw(length, depth, rng, encoder, haystack) for _ in range(samples)]

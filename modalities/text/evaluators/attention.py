@@ -45,9 +45,12 @@ if TYPE_CHECKING:
 SEEN = 16
 # Half octaves of ω, in logits; values beyond the ends are in the outer ones.
 EDGES = 2.0 ** (np.arange(-4, 15) / 2)
-FEWEST = 20  # rows of a bin that is drawn
-MARGIN = 100.0  # logits; steep priors have margins of 1e15, which would drown a mean
-SHOWN = 12  # heads in the console
+# Rows of a bin that is drawn.
+FEWEST = 20
+# Logits; steep priors have margins of 1e15, which would drown a mean.
+MARGIN = 100.0
+# Heads in the console.
+SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -66,29 +69,29 @@ class _Look(TextEvaluator[AttentionSettings]):
     def text(
         self, model: Decoder, length: int, index: int
     ) -> tuple[np.ndarray, Sequence[int] | None, list]:
-        """Of this index, the same in every run: token ids, the queries to look at (None: all),
-        (start, stop) of an answer."""
+        """The text of an index, the same in every run: token ids, the queries to look at (None:
+        all), (start, stop) of each place of the answer."""
 
     @abstractmethod
     def describe_texts(self, model: Decoder, length: int) -> None:
-        """Sets `data_line`."""
+        """Set `data_line`."""
+
+    def text_length(self, model: Decoder) -> int:
+        return self.settings.length or model.config.train_context
 
     def look(self, model: Decoder, index: int) -> list[Analysis]:
-        ids, rows, spans = self.text(
-            model, self.settings.length or model.config.train_context, index
-        )
-        return analyse(
-            model, torch.as_tensor(ids, device=device_of(model))[None], rows=rows, spans=spans
-        )
+        """The attention of all layers at the text of an index."""
+        ids, rows, spans = self.text(model, self.text_length(model), index)
+        batch = torch.as_tensor(ids, device=device_of(model))[None]
+        return analyse(model, batch, rows=rows, spans=spans)
 
     def cells(self, model: Decoder) -> list[Cell]:
-        length = self.settings.length or model.config.train_context
-        self.text(model, length, 0)  # what cannot be made is an error before anything is measured
+        length = self.text_length(model)
+        # What cannot be made is an error before anything is measured.
+        self.text(model, length, 0)
         self.describe_texts(model, length)
-        return [
-            Cell(f"sample={n}", cost=1, data={"index": n})
-            for n in range(self.settings.samples or 16)
-        ]
+        count = self.settings.samples or 16
+        return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(count)]
 
 
 class Sinks(_Look):
@@ -97,19 +100,23 @@ class Sinks(_Look):
 
     | column | mean over heads and rows that see at least 16 keys |
     |---|---|
-    | `sink_mass` | weight of the first key; `sink_mass_by_range` in bins of ω whose middles are
-    `range_to` |
+    | `sink_mass` | weight of the first key |
+    | `sink_mass_by_range` | the same in bins of ω whose middles are `range_to` |
     | `content_range` | ω, in logits |
     | `divergence`, `entropy` | KL(p‖π) and H(p), in nats |
-    | `content_margin`, `prior_margin` | logits of the sink less the best other key's, by content
-    and by prior; within ±100 |
+    | `content_margin` | content logits of the sink less the best other key's; within ±100 |
+    | `prior_margin` | the same of the prior's logits |
     """
 
     name = "sinks"
     summary = "weight of the attention sink by layer, against the range of the content's logits"
     scores: tuple[Score, ...] = (
         Score("sink_mass", unit_interval=True),
-        *map(Score, ("content_range", "divergence", "entropy", "content_margin", "prior_margin")),
+        Score("content_range"),
+        Score("divergence"),
+        Score("entropy"),
+        Score("content_margin"),
+        Score("prior_margin"),
     )
     axis = Axis("layer", "layer", str, "train_tokens")
 
@@ -127,53 +134,49 @@ class Sinks(_Look):
         documents = [d.tokens for d in self.heldout_for(model).items if len(d.tokens) >= length]
         if not documents:
             raise ValueError(
-                f"no held-out document of {self.text_name} has {length} tokens; choose a shorter --length"
+                f"no held-out document of {self.text_name} has {length} tokens; "
+                "choose a shorter --length"
             )
         tokens = documents[index % len(documents)]
-        start = index // len(documents) * length % (len(tokens) - length + 1)
+        turn = index // len(documents)
+        start = turn * length % (len(tokens) - length + 1)
         bos = load_tokenizer(model.config.tokenizer).bos_id
         return np.concatenate([[bos], tokens[start : start + length - 1]]), None, []
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
         for analysis in self.look(model, cell.data["index"]):
-            values = {
-                score.column: getattr(analysis, score.column)[analysis.seen >= SEEN]
-                for score in self.scores
-            }
-            values |= {
-                name: values[name].clamp(-MARGIN, MARGIN)
-                for name in ("content_margin", "prior_margin")
-            }
+            values = {}
+            for score in self.scores:
+                values[score.column] = getattr(analysis, score.column)[analysis.seen >= SEEN]
+            for name in ("content_margin", "prior_margin"):
+                values[name] = values[name].clamp(-MARGIN, MARGIN)
             mass = values["sink_mass"].numpy()
             signal = values["content_range"].numpy()
-            bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, len(EDGES) - 2)
-            means = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
-            sums = np.bincount(bins, weights=mass, minlength=len(EDGES) - 1).tolist()
-            layers.append(
-                means
-                | {"mass_sum": sums, "rows": np.bincount(bins, minlength=len(EDGES) - 1).tolist()}
-            )
+            count = len(EDGES) - 1
+            bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, count - 1)
+            layer = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
+            layer["mass_sum"] = np.bincount(bins, weights=mass, minlength=count).tolist()
+            layer["rows"] = np.bincount(bins, minlength=count).tolist()
+            layers.append(layer)
         return {"layers": layers}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
+        columns = [score.column for score in self.scores]
         middles = np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
-        for layer, texts in enumerate(
-            zip(*(cell["layers"] for cell in cells.values()), strict=True)
-        ):
-            mass, count = (
-                np.sum([text[name] for text in texts], axis=0) for name in ("mass_sum", "rows")
-            )
-            means = mean_of_rows(
-                [{score.column: text[score.column] for score in self.scores} for text in texts]
-            )
-            by_range = np.divide(mass, count, out=np.full(len(mass), np.nan), where=count >= FEWEST)
-            rows.append(
-                {"layer": layer}
-                | means
-                | {"range_to": middles, "sink_mass_by_range": by_range.tolist()}
-            )
+        layers_of_texts = [cell["layers"] for cell in cells.values()]
+        for layer, texts in enumerate(zip(*layers_of_texts, strict=True)):
+            row: Row = {"layer": layer}
+            row |= mean_of_rows([{name: text[name] for name in columns} for text in texts])
+            mass = np.sum([text["mass_sum"] for text in texts], axis=0)
+            count = np.sum([text["rows"] for text in texts], axis=0)
+            # Bins of few rows stay NaN.
+            by_range = np.full(len(mass), np.nan)
+            np.divide(mass, count, out=by_range, where=count >= FEWEST)
+            row["range_to"] = middles
+            row["sink_mass_by_range"] = by_range.tolist()
+            rows.append(row)
         return rows
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
@@ -181,18 +184,19 @@ class Sinks(_Look):
         results = mean_of_seeds(results, self.axis.column)
         layers = max(len(result.rows) for result in results)
         across = min(4, layers)
-        most = np.nanmax(
-            [0.02, *(v for r in results for row in r.rows for v in row["sink_mass_by_range"])]
-        )
+        masses = [0.02]
+        for result in results:
+            for row in result.rows:
+                masses += row["sink_mass_by_range"]
+        most = np.nanmax(masses)
         figure, axes = panels(math.ceil(layers / across), across, width=3.4, height=3.2)
         for layer, axis in enumerate(axes):
             axis.set_visible(layer < layers)
             for result, style in zip(results, styles_of(results), strict=True):
                 if layer < len(result.rows):
                     row = result.rows[layer]
-                    axis.plot(
-                        row["range_to"], row["sink_mass_by_range"], **style | {"markersize": 4.0}
-                    )
+                    line = style | {"markersize": 4.0}
+                    axis.plot(row["range_to"], row["sink_mass_by_range"], **line)
             axis.set_xscale("log", base=2)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set(
@@ -213,31 +217,25 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     |---|---|
     | `answer_mass` | weight on the tokens of the answer, wherever they stand |
     | `distance` | mean distance of the keys by weight, in tokens |
-    | `entropy`, `divergence`, `log_z` | H(p), KL(p‖π), and how far content and prior disagree, ln
-    Z; nats |
+    | `entropy`, `divergence` | H(p) and KL(p‖π), in nats |
+    | `log_z` | how far content and prior disagree, ln Z in nats |
     | `content_range`, `sink_mass` | ω in logits, weight of the first key |
     | `retrieval` | 1 where the prior looks away from the query (θβ < 0) |
-    | `theta_beta`, …, `ssmax.s` | the prior's parameters of the head, by their names in the state
-    dict |
+    | `theta_beta`, …, `ssmax.s` | parameters of the head, by their names in the state dict |
 
     Seeds are listed apart: the order of heads means nothing.
     """
 
     name = "heads"
     summary = "what each head looks at, the answer or how far, and its prior's parameters"
-    scores: tuple[Score, ...] = tuple(
-        map(
-            Score,
-            (
-                "answer_mass",
-                "distance",
-                "entropy",
-                "divergence",
-                "log_z",
-                "content_range",
-                "sink_mass",
-            ),
-        )
+    scores: tuple[Score, ...] = (
+        Score("answer_mass"),
+        Score("distance"),
+        Score("entropy"),
+        Score("divergence"),
+        Score("log_z"),
+        Score("content_range"),
+        Score("sink_mass"),
     )
     axis = Axis("head", "layer.head", str, "train_tokens")
     filler = "own"
@@ -253,14 +251,13 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         wherever they stand."""
         rng = np.random.default_rng([42, length, index, 1])
         tokenizer = load_tokenizer(model.config.tokenizer)
+        haystack = self.haystack(model)
+        depth = rng.random()
         try:
-            prompt, answer, *_ = Template().draw(
-                length, rng.random(), rng, tokenizer, self.haystack(model)
-            )
+            prompt, answer, *_ = Template().draw(length, depth, rng, tokenizer, haystack)
         except ValueError as error:
-            raise ValueError(
-                f"heads: {error}" + "; give --length" * (self.settings.length is None)
-            ) from error
+            advice = "; give --length" if self.settings.length is None else ""
+            raise ValueError(f"heads: {error}{advice}") from error
         windows = np.lib.stride_tricks.sliding_window_view(prompt, len(answer))
         starts = np.flatnonzero((windows == answer).all(1)).tolist()
         if not starts:
@@ -270,9 +267,13 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         heads = []
         for layer, analysis in zip(model.layers, self.look(model, cell.data["index"]), strict=True):
-            mass = analysis.mass.sum(-1)
-            values = {score.column: getattr(analysis, score.column, mass) for score in self.scores}
-            columns = {name: value.nanmean(dim=(0, 2)).tolist() for name, value in values.items()}
+            columns: dict[str, list[float]] = {}
+            for score in self.scores:
+                if score.column == "answer_mass":
+                    values = analysis.mass.sum(-1)
+                else:
+                    values = getattr(analysis, score.column)
+                columns[score.column] = values.nanmean(dim=(0, 2)).tolist()
             count = analysis.entropy.shape[1]
             columns |= _head_parameters(layer, count)
             for h in range(count):
@@ -281,20 +282,21 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         return {"heads": heads}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        return [
-            mean_of_rows(texts)
-            for texts in zip(*(cell["heads"] for cell in cells.values()), strict=True)
-        ]
+        heads_of_texts = [cell["heads"] for cell in cells.values()]
+        return [mean_of_rows(texts) for texts in zip(*heads_of_texts, strict=True)]
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """The heads of each model with most weight on the answer."""
+        measures = [score.column for score in self.scores]
         for result, name in zip(results, short_names(results), strict=True):
-            measures = [score.column for score in self.scores]
             parameters = [column for column in result.rows[0] if column not in {"head", *measures}]
-            columns = list(dict.fromkeys([*measures[:2], *parameters, *measures]))
+            # As many as fit beside the head, 13 characters each: two measures, then parameters.
+            columns = [*measures[:2], *parameters, *measures[2:]]
             columns = columns[: max(2, (console.width - 4) // 13 - 1)]
             rows = sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]
-            cells = ([row["head"], *(f"{row[column]:.3f}" for column in columns)] for row in rows)
+            cells = []
+            for row in rows:
+                cells.append([row["head"], *(f"{row[column]:.3f}" for column in columns)])
             print_table(console, f"{name}: heads by answer_mass", ["head"], columns, cells)
 
 
@@ -308,5 +310,6 @@ def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
     ssmax = attention.ssmax
     columns: dict[str, Tensor] = {"retrieval": torch.tensor(retrieval_heads(attention))}
     columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
-    columns |= {} if ssmax is None else {"ssmax.s": ssmax.scales()}
+    if ssmax is not None:
+        columns["ssmax.s"] = ssmax.scales()
     return {name: column.detach().double().tolist() for name, column in columns.items()}

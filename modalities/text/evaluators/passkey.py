@@ -22,7 +22,8 @@ class Passkey(Retrieval):
 
     name = "passkey"
     title = "facts recalled"
-    version = 3  # 2 had other names of cells, and distractors
+    # Version 2 had other names of cells, and distractors.
+    version = 3
     summary = "a key hidden in text at several depths, alone or among other facts: exact match"
     default_depths = 20
 
@@ -30,12 +31,10 @@ class Passkey(Retrieval):
         super().write(results, out)
         for condition in self.conditions.values():
             title = f"Passkey{condition}: exact match of the generated key"
-            path = (
-                out / f"{'-'.join([f'{self.name}_depth', *re.findall('[a-z0-9]+', condition)])}.png"
-            )
-            heatmap_figure(
-                results, path, column=f"free_generation_by_depth{condition}", title=title
-            )
+            # As passkey_depth.png or passkey_depth-facts-5.png.
+            name = "-".join([f"{self.name}_depth", *re.findall("[a-z0-9]+", condition)])
+            column = f"free_generation_by_depth{condition}"
+            heatmap_figure(results, out / f"{name}.png", column=column, title=title)
 
 
 class NeedleGrid(Retrieval):
@@ -47,12 +46,14 @@ class NeedleGrid(Retrieval):
 
     name = "niah"
     title = "needles recalled"
-    version = 3  # 2 had other names of cells, and distractors
+    # Version 2 had other names of cells, and distractors.
+    version = 3
     summary = "a needle in held-out text: length × depth heat map of exact match"
     default_depths = 11
     default_filler = "text"
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        condition = self.overview.column.removeprefix("free_generation")  # the last of several
+        # The last of several numbers of facts.
+        condition = self.overview.column.removeprefix("free_generation")
         title = f"Needle in held-out text{condition}: exact match of the generated key"
         heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from modalities.settings import CutSettings, check_choice, option
 from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
 from modalities.text.retrieval import TextEvaluator
-from modalities.text.tokenizers import load_tokenizer
+from modalities.text.tokenizers import Tokenizer, load_tokenizer
 from zoo.positions import slices
 
 if TYPE_CHECKING:
@@ -40,10 +39,14 @@ if TYPE_CHECKING:
 
 
 DOCUMENTS = ("whole", "joined", "upto")
-DOCUMENT_TOKENS = 8192  # read of each document by default
-JOINED_TOKENS = 1 << 18  # of documents in a row
-FEWEST = 100  # predictions of an octave of positions that is drawn
-Stretch = dict[str, Any]  # "tokens" with the one before them, "bytes", "document", "turn"
+# Tokens read by default: of each document, and of documents in a row.
+DOCUMENT_TOKENS = 8192
+JOINED_TOKENS = 1 << 18
+# Predictions of an octave of positions that is drawn.
+FEWEST = 100
+# Text as long as the longest length: "tokens" with the one before them, "bytes" of each token,
+# "document", "turn" (the stretch's number in its document).
+Stretch = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,10 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
     name = "perplexity"
     title = "held-out text"
     version = 3
-    summary = "NLL, perplexity and bits per byte of held-out documents against length, and NLL by position"
+    summary = (
+        "NLL, perplexity and bits per byte of held-out documents against length, "
+        "and NLL by position"
+    )
     overview = Score("bits_per_byte", "bits per byte, less is better")
     scores = (Score("perplexity"), overview)
     paired_over = "documents"
@@ -94,16 +100,22 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         return self.lengths_for(model)
 
     def identity(self, model: Decoder) -> dict[str, object]:
-        text = self.heldout_for(model).fingerprint
-        key = {"text": text, "seed": self.settings.seed, "stretch": max(self.points(model))}
-        key |= {} if self.settings.documents == "whole" else {"documents": self.settings.documents}
-        return key | ({"control": self.settings.control} if self.settings.control else {})
+        identity: dict[str, object] = {
+            "text": self.heldout_for(model).fingerprint,
+            "seed": self.settings.seed,
+            "stretch": max(self.points(model)),
+        }
+        if self.settings.documents != "whole":
+            identity["documents"] = self.settings.documents
+        if self.settings.control:
+            identity["control"] = self.settings.control
+        return identity
 
     def samples_line(self, results: list[ModelResult]) -> str:
         row = results[0].rows[-1]
-        units = (
-            "stretches of joined documents" if self.settings.documents == "joined" else "documents"
-        )
+        units = "documents"
+        if self.settings.documents == "joined":
+            units = "stretches of joined documents"
         return f"{row['tokens']:,} tokens of {row['documents']:,} {units}"
 
     def cells(self, model: Decoder) -> list[Cell]:
@@ -111,60 +123,78 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         heldout = self.heldout_for(model)
         longest = max(lengths)
         kind = self.settings.documents
+        if kind == "whole":
+            self.describe(heldout.items, longest)
         stretches = _stretches(
             heldout.items, model.config.tokenizer, longest, self.settings.seed, heldout.name, kind
         )
-        most = JOINED_TOKENS // longest if kind == "joined" else min(8, DOCUMENT_TOKENS // longest)
-        if kind == "whole":
-            self.describe(heldout.items, longest)
-        stretches = stretches[
-            : self.settings.samples or sum(stretch["turn"] < max(1, most) for stretch in stretches)
-        ]
+        most = min(8, DOCUMENT_TOKENS // longest)
+        if kind == "joined":
+            most = JOINED_TOKENS // longest
+        default = sum(stretch["turn"] < max(1, most) for stretch in stretches)
+        stretches = stretches[: self.settings.samples or default]
         cells = []
         for length in lengths:
             for k, stretch in enumerate(stretches):
-                read = stretch["tokens"][: length + 1] if kind == "upto" else stretch["tokens"]
-                data = {"length": length} | stretch | {"tokens": read}
-                width = min(length, len(read) - 1)
-                parts = windows_of(width, self.at_once(model, width))
-                cost = (len(read) - 1) // width * sum(part.stop - part.start for part, _ in parts)
-                cells.append(Cell(f"length={length}/stretch={k}", cost=cost, data=data))
+                tokens = stretch["tokens"]
+                if kind == "upto":
+                    tokens = tokens[: length + 1]
+                width = min(length, len(tokens) - 1)
+                windows = windows_of(width, self.at_once(model, width))
+                cost_of_row = sum(read.stop - read.start for read, _ in windows)
+                cells.append(
+                    Cell(
+                        f"length={length}/stretch={k}",
+                        cost=(len(tokens) - 1) // width * cost_of_row,
+                        data={"length": length} | stretch | {"tokens": tokens},
+                    )
+                )
         return cells
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         length = cell.data["length"]
         tokens = torch.as_tensor(cell.data["tokens"], device=device_of(model))
-        width = min(length, len(tokens) - 1)  # less than the length in a short document
+        # A short document has fewer tokens than the length.
+        width = min(length, len(tokens) - 1)
         count = (len(tokens) - 1) // width * width
         inputs = tokens[:count].view(-1, width)
         targets = tokens[1 : count + 1].view(-1, width)
-        by_position = torch.zeros(length, dtype=torch.float64)
-        windows = list(windows_of(width, self.at_once(model, width)))
-        most = self.settings.batch_size(windows[0][0].stop)
-        for part in slices(len(targets), most):
-            rows = part.stop - part.start
-            for some in (windows[k] for k in slices(len(windows), max(1, most // rows))):
-                before, after = (
-                    torch.cat([side[part, read] for read, _ in some]) for side in (inputs, targets)
-                )
-                if self.settings.control == "cut-bos":
-                    before[:, 0] = load_tokenizer(model.config.tokenizer).bos_id
-                losses = token_nll(model, before, after, advance=self.advance).split(rows)
-                for (read, scored), values in zip(some, losses, strict=True):
-                    by_position[scored] += values[:, scored.start - read.start :].sum(0).cpu()
+        nll_by_position = torch.zeros(length, dtype=torch.float64)
+        nll_by_position[:width] = self._summed_nll(model, inputs, targets)
         bucket = position_buckets(length)
-        sums = np.bincount(bucket, weights=by_position.numpy())
+        bucket_nll = np.bincount(bucket, weights=nll_by_position.numpy())
+        bucket_tokens = np.bincount(bucket[:width], minlength=len(bucket_nll)) * len(targets)
         return {
             "length": length,
             "document": cell.data["document"],
             "tokens": count,
             "bytes": float(cell.data["bytes"][:count].sum()),
-            "nll_sum": float(by_position.sum()),
-            "bucket_nll_sum": sums.tolist(),
-            "bucket_tokens": (
-                np.bincount(bucket[:width], minlength=len(sums)) * len(targets)
-            ).tolist(),
+            "nll_sum": float(nll_by_position.sum()),
+            "bucket_nll_sum": bucket_nll.tolist(),
+            "bucket_tokens": bucket_tokens.tolist(),
         }
+
+    def _summed_nll(
+        self, model: Decoder, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """(W,) float64 on the CPU: NLL of each position of (N, W) windows, summed over windows."""
+        width = targets.shape[1]
+        total = torch.zeros(width, dtype=torch.float64)
+        windows = list(windows_of(width, self.at_once(model, width)))
+        most = self.settings.batch_size(windows[0][0].stop)
+        for part in slices(len(targets), most):
+            rows = part.stop - part.start
+            # With a control several windows of each row are one batch.
+            for numbers in slices(len(windows), max(1, most // rows)):
+                batch = windows[numbers]
+                before = torch.cat([inputs[part, read] for read, _ in batch])
+                after = torch.cat([targets[part, read] for read, _ in batch])
+                if self.settings.control == "cut-bos":
+                    before[:, 0] = load_tokenizer(model.config.tokenizer).bos_id
+                losses = token_nll(model, before, after, advance=self.advance).split(rows)
+                for (read, scored), values in zip(batch, losses, strict=True):
+                    total[scored] += values[:, scored.start - read.start :].sum(0).cpu()
+        return total
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """A stretch of a document."""
@@ -175,19 +205,18 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
         rows = []
         for length in sorted({c["length"] for c in cells.values()}):
             stretches = [c for c in cells.values() if c["length"] == length]
-            tokens, size, nll = (
-                sum(c[k] for c in stretches) for k in ("tokens", "bytes", "nll_sum")
-            )
-            nll /= tokens
-            means = (
+            tokens = sum(c["tokens"] for c in stretches)
+            nll = sum(c["nll_sum"] for c in stretches) / tokens
+            observed = [
                 Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"])
                 for c in stretches
-            )
-            documents = scores_by_unit(means)[length, "nll"]
+            ]
+            documents = scores_by_unit(observed)[length, "nll"]
             error = standard_error(np.array(list(documents.values())))
-            bits = tokens / math.log(2) / size  # a byte, of one nat a token
-            keys = ("bucket_nll_sum", "bucket_tokens")
-            bucket_sum, bucket_count = (np.sum([c[k] for c in stretches], axis=0) for k in keys)
+            # Bits per byte of one nat per token.
+            bits = tokens / math.log(2) / sum(c["bytes"] for c in stretches)
+            bucket_nll = np.sum([c["bucket_nll_sum"] for c in stretches], axis=0)
+            bucket_tokens = np.sum([c["bucket_tokens"] for c in stretches], axis=0)
             rows.append(
                 {
                     "length": length,
@@ -198,8 +227,8 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
                     "bits_per_byte_standard_error": error * bits,
                     "tokens": tokens,
                     "documents": len(documents),
-                    "position_to": [2**k for k in range(len(bucket_sum))],
-                    "position_nll": (bucket_sum / bucket_count).tolist(),
+                    "position_to": [2**k for k in range(len(bucket_nll))],
+                    "position_nll": (bucket_nll / bucket_tokens).tolist(),
                 }
             )
         return rows
@@ -219,23 +248,26 @@ def _position_curves(axis: Axes, results: Sequence[ModelResult]) -> None:
     """NLL by octaves of positions inside windows of each model's longest length; those of few
     predictions are noise."""
     rows = [max(result.rows, key=lambda row: row["length"]) for result in results]
-    drawn: list[float] = []
+    curve_values: list[float] = []
     for row, style in zip(rows, styles_of(results), strict=True):
-        ends = row["position_to"]
         windows = row["tokens"] / row["length"]
-        sizes = [
-            min(end, row["length"]) - start
-            for start, end in zip([0, *ends[:-1]], ends, strict=True)
-        ]
-        enough = [windows * size >= FEWEST for size in sizes]
-        values = list(compress(row["position_nll"], enough))
-        axis.plot(list(compress(ends, enough)), values, **style)
-        drawn += values
-    name_panel(axis, f"by position in windows of {compact(max(row['length'] for row in rows))}")
+        ends = []
+        values = []
+        start = 0
+        for end, value in zip(row["position_to"], row["position_nll"], strict=True):
+            positions = min(end, row["length"]) - start
+            if windows * positions >= FEWEST:
+                ends.append(end)
+                values.append(value)
+            start = end
+        axis.plot(ends, values, **style)
+        curve_values += values
+    longest = max(row["length"] for row in rows)
+    name_panel(axis, f"by position in windows of {compact(longest)}")
     axis.set(ylabel="nats per token", xlabel="tokens seen, up to (log₂)")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda value, _: compact(value))
-    log_if_wide(axis, drawn)
+    log_if_wide(axis, curve_values)
     mark_training(axis, results, LENGTH)
 
 
@@ -248,45 +280,73 @@ def _stretches(
     source: str,
     kind: str,
 ) -> list[Stretch]:
-    """Stretches of `length` tokens and the token before them, or up to as many; all documents'
-    first ones come first."""
+    """Stretches of `length` tokens and the token before them, or up to as many; the first ones of
+    all documents come first. ValueError where no document is as long."""
     tokenizer = load_tokenizer(spec)
-    of_line = np.zeros(0)
     if kind == "joined":
-        line = np.concatenate(
-            [part for document in documents for part in ([tokenizer.bos_id], document.tokens)]
-        )
-        of_line = np.concatenate(
-            [part for d in documents for part in ([0], d.byte_lengths(tokenizer))]
-        )[1:]
-        documents = (EncodedDocument("", line[1:], int(of_line.sum())),)
-    long = [
-        (n, d)
-        for n, d in enumerate(documents)
-        if len(d.tokens) >= (1 if kind == "upto" else length)
-    ]
-    longest = max((len(d.tokens) for d in documents), default=0)
+        tokens, sizes = _join(documents, tokenizer)
+        if len(tokens) < length:
+            raise ValueError(
+                f"the held-out documents of {source} have {len(tokens)} tokens, not {length}: "
+                "choose shorter lengths"
+            )
+        starts = range(0, len(tokens) - length + 1, length)
+        return _cut(tokens, sizes, starts, length, tokenizer, document=None)
+    longest = max((len(document.tokens) for document in documents), default=0)
     if longest < length:
-        has = f"no held-out document of {source} has {length} tokens; the longest has {longest}"
-        has = (
-            f"the held-out documents of {source} have {longest} tokens, not {length}"
-            if kind == "joined"
-            else has
+        advice = "choose shorter lengths"
+        if kind == "whole" and len(documents) > 1:
+            advice += ", or --documents joined"
+        raise ValueError(
+            f"no held-out document of {source} has {length} tokens; "
+            f"the longest has {longest}: {advice}"
         )
-        joined = ", or --documents joined" * (kind == "whole" and len(documents) > 1)
-        raise ValueError(f"{has}: choose shorter lengths{joined}")
+    least = 1 if kind == "upto" else length
+    numbers = [n for n, document in enumerate(documents) if len(document.tokens) >= least]
     stretches = []
-    for number, document in (long[i] for i in np.random.default_rng(seed).permutation(len(long))):
-        read = np.concatenate(
-            [[tokenizer.bos_id], document.tokens]
-        )  # token t is predicted after read[t]
-        sizes = of_line if kind == "joined" else document.byte_lengths(tokenizer)
-        starts = range(0, 1 if kind == "upto" else len(document.tokens) - length + 1, length)
-        for k, start in enumerate(starts):
-            stretch = {
-                "tokens": read[start : start + length + 1],
-                "bytes": sizes[start : start + length],
-            }
-            stretches.append(stretch | {"document": k if kind == "joined" else number, "turn": k})
+    for i in np.random.default_rng(seed).permutation(len(numbers)):
+        document = documents[numbers[i]]
+        sizes = document.byte_lengths(tokenizer)
+        starts = range(0, len(document.tokens) - length + 1, length)
+        if kind == "upto":
+            starts = range(1)
+        stretches += _cut(document.tokens, sizes, starts, length, tokenizer, document=numbers[i])
     # Stable: a turn keeps the shuffled order of documents.
     return sorted(stretches, key=lambda stretch: stretch["turn"])
+
+
+def _join(
+    documents: Sequence[EncodedDocument], tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of all documents in a row, parted by BOS, and the bytes of each."""
+    tokens = []
+    sizes = []
+    for document in documents:
+        tokens += [[tokenizer.bos_id], document.tokens]
+        sizes += [[0], document.byte_lengths(tokenizer)]
+    return np.concatenate(tokens)[1:], np.concatenate(sizes)[1:]
+
+
+def _cut(
+    tokens: np.ndarray,
+    sizes: np.ndarray,
+    starts: range,
+    length: int,
+    tokenizer: Tokenizer,
+    *,
+    document: int | None,
+) -> list[Stretch]:
+    """The stretches that begin at `starts`. document: its number; None: a stretch is a unit of its
+    own."""
+    # Token t is predicted after read[t].
+    read = np.concatenate([[tokenizer.bos_id], tokens])
+    stretches = []
+    for turn, start in enumerate(starts):
+        stretch = {
+            "tokens": read[start : start + length + 1],
+            "bytes": sizes[start : start + length],
+            "document": turn if document is None else document,
+            "turn": turn,
+        }
+        stretches.append(stretch)
+    return stretches

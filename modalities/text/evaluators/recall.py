@@ -54,21 +54,23 @@ class Recall(TextEvaluator[RecallSettings]):
 
     | column | |
     |---|---|
-    | `exact`, `tokens_right` | share of answers, and of their tokens, that are the likeliest given
-    the true ones before |
+    | `exact`, `tokens_right` | share of answers, and of their tokens, that are the likeliest |
     | `nats` | of a token of the answers |
     | `tokens_right_beyond` | of facts that are stated further back than training reached |
-    | `bits_per_byte` | of the document's own tokens since the length before, at most half the
-    training length |
+    | `bits_per_byte` | of the document's own tokens since the length before |
     | `seconds` | to read the document up to here |
 
-    Models whose rotation depends on the length of the text, and `control`, read afresh at each
-    length, after BOS.
+    The tokens of an answer are predicted from the true ones before. Bits per byte are of at most as
+    many tokens as half the training length. Models whose rotation depends on the length of the
+    text, and `control`, read afresh at each length, after BOS.
     """
 
     name = "recall"
     version = 2
-    summary = "forty facts over a long document, asked at each length after one reading; bits per byte by place"
+    summary = (
+        "forty facts over a long document, asked at each length after one reading; "
+        "bits per byte by place"
+    )
     scores = (
         Score("exact", "facts recalled exactly", unit_interval=True),
         Score("tokens_right", "tokens of answers", unit_interval=True),
@@ -82,62 +84,66 @@ class Recall(TextEvaluator[RecallSettings]):
     def points(self, model: Decoder) -> tuple[int, ...]:
         """By default the lengths that a document serves."""
         lengths = self.lengths_for(model)
+        if self.settings.lengths:
+            return lengths
         longest = max(len(document.tokens) for document in self.heldout_for(model).items)
-        return (
-            lengths
-            if self.settings.lengths
-            else tuple(n for n in lengths if n <= longest) or (longest,)
-        )
+        served = tuple(length for length in lengths if length <= longest)
+        return served or (longest,)
 
     def identity(self, model: Decoder) -> Row:
-        text = self.heldout_for(model).fingerprint
-        settings = self.settings
-        read = {
+        return {
+            "text": self.heldout_for(model).fingerprint,
+            "seed": self.settings.seed,
+            "grammar": HELDOUT.fingerprint,
             "lengths": self.points(model),
-            "questions": settings.questions,
-            "control": settings.control,
+            "questions": self.settings.questions,
+            "control": self.settings.control,
         }
-        return {"text": text, "seed": settings.seed, "grammar": HELDOUT.fingerprint} | read
 
     def samples_line(self, results: list[ModelResult]) -> str:
-        return f"{results[0].rows[-1]['documents']} documents with {self.settings.questions} facts each"
+        documents = results[0].rows[-1]["documents"]
+        return f"{documents} documents with {self.settings.questions} facts each"
 
     def cells(self, model: Decoder) -> list[Cell]:
         lengths = self.points(model)
+        longest = lengths[-1]
+        questions = self.settings.questions
         documents = self.heldout_for(model).items
-        if not self.describe(documents, lengths[-1]):
-            longest = max(len(document.tokens) for document in documents)
+        if not self.describe(documents, longest):
+            most = max(len(document.tokens) for document in documents)
             raise ValueError(
-                f"no document of {self.text_name} has {lengths[-1]:,} tokens: at most --lengths {longest}"
+                f"no document of {self.text_name} has {longest:,} tokens: at most --lengths {most}"
             )
         order = np.random.default_rng(self.settings.seed).permutation(len(documents))
-        cost = sum(self.at_once(model, n) for n in lengths) if self._afresh(model) else lengths[-1]
-        data = {"length": lengths[-1], "lengths": lengths, "questions": self.settings.questions}
-        chosen = [int(n) for n in order if len(documents[n].tokens) >= lengths[-1]][
-            : self.settings.samples or 8
-        ]
+        numbers = [int(n) for n in order if len(documents[n].tokens) >= longest]
+        numbers = numbers[: self.settings.samples or 8]
+        # Errors of the words come before anything is measured.
         tokenizer = load_tokenizer(model.config.tokenizer)
-        rng = np.random.default_rng(0)
-        # its errors come now
-        state_facts(
-            documents[chosen[0]].tokens, lengths[-1], self.settings.questions, rng, tokenizer
-        )
-        return [
-            Cell(f"document={n}", cost, data | {"document": n, "text": documents[n]})
-            for n in chosen
-        ]
+        first = documents[numbers[0]].tokens
+        state_facts(first, longest, questions, np.random.default_rng(0), tokenizer)
+        cost = longest
+        if self._reads_each_length(model):
+            cost = sum(self.at_once(model, length) for length in lengths)
+        cells = []
+        for n in numbers:
+            data = {"length": longest, "lengths": lengths, "questions": questions}
+            data |= {"document": n, "text": documents[n]}
+            cells.append(Cell(f"document={n}", cost, data))
+        return cells
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
         """The start of a document with its share of the facts, where all of it is long."""
         data = cells[0].data
         trials = []
-        for length in (n for n in (1024, 2048) if 2 * n < data["length"]):
-            questions = max(2, self.settings.questions * length // data["length"])
-            shorter = {"length": length, "lengths": (length,), "questions": questions}
-            trials.append(Cell("start", length, data | shorter))
+        for length in (1024, 2048):
+            if 2 * length < data["length"]:
+                questions = max(2, self.settings.questions * length // data["length"])
+                shorter = {"length": length, "lengths": (length,), "questions": questions}
+                trials.append(Cell("start", length, data | shorter))
         return trials or cells
 
-    def _afresh(self, model: Decoder) -> bool:
+    def _reads_each_length(self, model: Decoder) -> bool:
+        """Whether each length is read afresh, and not as the continuation of the one before."""
         return self.settings.control is not None or getattr(model, "by_length", False)
 
     @torch.inference_mode()
@@ -149,86 +155,83 @@ class Recall(TextEvaluator[RecallSettings]):
         text, of_document, facts = state_facts(
             document.tokens, lengths[-1], cell.data["questions"], rng, tokenizer
         )
+        # Tokens of the longest question with its answer.
         room = lengths[-1] - len(text)
         trained = self.trained_at(model)
         device = device_of(model)
         sizes = document.byte_lengths(tokenizer)
-        tokens, is_text = (torch.as_tensor(x, device=device) for x in (text, of_document))
-        afresh = self._afresh(model)
+        tokens = torch.as_tensor(text, device=device)
+        is_text = torch.as_tensor(of_document, device=device)
+        afresh = self._reads_each_length(model)
         by_length = []
         cache = model.new_cache(lengths[-1])
-        read = 0
+        # Inputs are tokens[start:stop]; `before` is the stop of the length before.
+        start = 0
         before = 0
         seconds = 0.0
         for length in lengths:
             stop = length - room
             if afresh:
                 cache = model.new_cache(length)
-                read = stop - (self.at_once(model, length) - room)
-            inputs = tokens[read:stop].clone()
-            if read and afresh:
+                start = stop - (self.at_once(model, length) - room)
+                seconds = 0.0
+            inputs = tokens[start:stop].clone()
+            if start and afresh:
                 inputs[0] = tokenizer.bos_id
             started = time.perf_counter()
             with telling(model, len(inputs), self.advance):
                 features = model.forward_features(inputs[None], cache=cache)
-            seconds = time.perf_counter() - started + (0.0 if afresh else seconds)
-            first = max(before + 1, read + 1, stop - trained // 2)
-            counted = is_text[first:stop]
-            losses = nll_of_features(
-                model, features[:, first - read - 1 : -1], tokens[None, first:stop]
-            )[0][counted]
-            answers = [
-                [stop - fact.end, *_answer(model, cache, fact)]
-                for fact in facts
-                if fact.end <= stop
-            ]
+            seconds += time.perf_counter() - started
+            # Tokens scored: since the length before, at most half the training length.
+            first = max(before + 1, start + 1, stop - trained // 2)
+            features = features[:, first - start - 1 : -1]
+            losses = nll_of_features(model, features, tokens[None, first:stop])[0]
+            document_tokens = slice(int(is_text[:first].sum()), int(is_text[:stop].sum()))
+            # (tokens since the statement, tokens, right ones, nats) of each answer.
+            answers = []
+            for fact in facts:
+                if fact.end <= stop:
+                    answers.append([stop - fact.end, *_answer(model, cache, fact)])
             by_length.append(
                 {
                     "length": length,
-                    "nll_sum": float(losses.sum()),
-                    "bytes": float(
-                        sizes[int(is_text[:first].sum()) : int(is_text[:stop].sum())].sum()
-                    ),
+                    "nll_sum": float(losses[is_text[first:stop]].sum()),
+                    "bytes": float(sizes[document_tokens].sum()),
                     "seconds": seconds,
-                    "answers": answers,  # (tokens since the statement, tokens, right ones, nats) each
+                    "answers": answers,
                 }
             )
-            read = before = stop
+            start = stop
+            before = stop
         return {"document": cell.data["document"], "trained": trained, "found": by_length}
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         unit = str(cell["document"])
-        for one in cell["found"]:
-            length = one["length"]
-            for distance, count, right, nats in one["answers"]:
-                scores = {
-                    "exact": (right == count, 1),
-                    "tokens_right": (right, count),
-                    "nats": (nats, count),
-                }
+        for value in cell["found"]:
+            length = value["length"]
+            for distance, count, right, nats in value["answers"]:
+                yield Observed(length, unit, "exact", float(right == count), 1)
+                yield Observed(length, unit, "tokens_right", float(right), count)
+                yield Observed(length, unit, "nats", float(nats), count)
                 if distance >= cell["trained"]:
-                    scores["tokens_right_beyond"] = right, count
-                for column, (total, weight) in scores.items():
-                    yield Observed(length, unit, column, float(total), weight)
-            yield Observed(
-                length, unit, "bits_per_byte", one["nll_sum"] / math.log(2), one["bytes"]
-            )
-            yield Observed(length, unit, "seconds", one["seconds"], 1.0)
+                    yield Observed(length, unit, "tokens_right_beyond", float(right), count)
+            bits = value["nll_sum"] / math.log(2)
+            yield Observed(length, unit, "bits_per_byte", bits, value["bytes"])
+            yield Observed(length, unit, "seconds", value["seconds"], 1.0)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        scores = scores_by_unit(
-            one for name, cell in cells.items() for one in self.observed(name, cell)
-        )
+        observed: list[Observed] = []
+        for name, cell in cells.items():
+            observed += self.observed(name, cell)
+        scores = scores_by_unit(observed)
         rows: dict[int, Row] = {}
         for score in self.scores:
             for (length, column), units in scores.items():
                 if column == score.column and units:
                     row = rows.setdefault(length, {"length": length, "documents": len(units)})
                     values = np.array(list(units.values()))
-                    row |= {
-                        column: float(values.mean()),
-                        f"{column}_standard_error": standard_error(values),
-                    }
+                    row[column] = float(values.mean())
+                    row[f"{column}_standard_error"] = standard_error(values)
         return [rows[length] for length in sorted(rows)]
 
 
@@ -238,9 +241,9 @@ def _answer(model: Decoder, cache: KVCache, fact: StatedFact) -> tuple[int, int,
     mark = cache.mark()
     count = len(fact.answer)
     ids = torch.as_tensor(np.concatenate([fact.question, fact.answer]), device=device_of(model))
-    logits = model.forward_head(model.forward_features(ids[None, :-1], cache=cache, last=count))[
-        0
-    ].double()
+    features = model.forward_features(ids[None, :-1], cache=cache, last=count)
+    logits = model.forward_head(features)[0].double()
     cache.rewind(mark)
     answer = ids[-count:]
-    return count, int((logits.argmax(-1) == answer).sum()), float(nll_of(logits, answer).sum())
+    right = int((logits.argmax(-1) == answer).sum())
+    return count, right, float(nll_of(logits, answer).sum())

@@ -55,53 +55,66 @@ class CausalLM(Decoder):
     def read(self, text: str) -> Tensor:
         """(1, T) ids: BOS and the tokens of a text."""
         tokenizer = load_tokenizer(self.config.tokenizer)
-        return torch.tensor(
-            [[tokenizer.bos_id, *tokenizer.encode(text).tolist()]], device=self.device
-        )
+        ids = [tokenizer.bos_id, *tokenizer.encode(text).tolist()]
+        return torch.tensor([ids], device=self.device)
 
 
-GPT2: dict[str, object] = dict(style="gpt2", vocab_size=50257, tokenizer="gpt2")
-# Of the models that ship. Columns of a prior are added to those of the heads, so that all methods
-# have equal room for content.
-WORDS: dict[str, object] = dict(vocab_size=1024, tokenizer="bpe-1k", lanes="beside")
+Fields = dict[str, object]
 
-# The sizes of the papers keep their names; small reads bytes.
-SIZES: dict[str, dict[str, object]] = {
-    "tiny": WORDS | dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344, train_context=256),
-    "small": dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024, train_context=512),
-    "lm": WORDS
-    | dict(
-        dim=192,
-        num_layers=6,
-        num_heads=6,
-        hidden_dim=512,
-        train_context=512,
-        vocab_size=4096,
-        tokenizer="bpe-4k",
-    ),
-    # GOAT, C4: "a pre-norm GPT"
-    "125m": GPT2 | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=2048),
-    # CABLE's tiny, small and medium, whose released code pads GPT-2's vocabulary; it calls them
-    # 44M, 124M and 334M
-    "44m": GPT2
-    | dict(
-        dim=512, num_layers=6, num_heads=8, hidden_dim=2048, train_context=1024, vocab_size=50304
-    ),
-    "124m": GPT2
-    | dict(
-        dim=768, num_layers=12, num_heads=12, hidden_dim=3072, train_context=1024, vocab_size=50304
-    ),
-    "354m": GPT2
-    | dict(
-        dim=1024, num_layers=24, num_heads=16, hidden_dim=4096, train_context=1024, vocab_size=50304
-    ),
-    # BAM, FineWeb, the Mistral v0.3 vocabulary
-    "120m": dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536, train_context=512),
-    "432m": dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072, train_context=512),
-    "1100m": dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192, train_context=512),
+# What sizes share. The models that ship: columns of a prior are added to those of the heads, so
+# that all methods have equal room for content.
+TINY: Fields = dict(
+    vocab_size=1024,
+    tokenizer="bpe-1k",
+    lanes="beside",
+    train_context=256,
+)
+WORDS: Fields = dict(
+    vocab_size=4096,
+    tokenizer="bpe-4k",
+    lanes="beside",
+    train_context=512,
+)
+# They read bytes.
+SMALL: Fields = dict(
+    train_context=512,
+)
+# GOAT, C4: "a pre-norm GPT".
+GOAT: Fields = dict(
+    style="gpt2",
+    vocab_size=50257,
+    tokenizer="gpt2",
+    train_context=2048,
+)
+# CABLE's tiny, small and medium, which it calls 44M, 124M and 334M. Its released code pads GPT-2's
+# vocabulary.
+CABLE: Fields = dict(
+    style="gpt2",
+    vocab_size=50304,
+    tokenizer="gpt2",
+    train_context=1024,
+)
+# BAM, FineWeb, the Mistral v0.3 vocabulary.
+BAM: Fields = dict(
+    vocab_size=32768,
+    tokenizer="data/mistral-v0.3/tokenizer.json",
+    tied=False,
+    train_context=512,
+)
+
+# The sizes of the papers keep their names.
+SIZES: dict[str, Fields] = {
+    "tiny": TINY | dict(dim=128, num_layers=4, num_heads=4, hidden_dim=344),
+    "small": SMALL | dict(dim=384, num_layers=6, num_heads=6, hidden_dim=1024),
+    "lm": WORDS | dict(dim=192, num_layers=6, num_heads=6, hidden_dim=512),
+    "125m": GOAT | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072),
+    "44m": CABLE | dict(dim=512, num_layers=6, num_heads=8, hidden_dim=2048),
+    "124m": CABLE | dict(dim=768, num_layers=12, num_heads=12, hidden_dim=3072),
+    "354m": CABLE | dict(dim=1024, num_layers=24, num_heads=16, hidden_dim=4096),
+    "120m": BAM | dict(dim=768, num_layers=12, num_heads=16, hidden_dim=1536),
+    "432m": BAM | dict(dim=1536, num_layers=14, num_heads=24, hidden_dim=3072),
+    "1100m": BAM | dict(dim=2048, num_layers=15, num_heads=32, hidden_dim=8192),
 }
-for _name in ("120m", "432m", "1100m"):
-    SIZES[_name] |= dict(vocab_size=32768, tokenizer="data/mistral-v0.3/tokenizer.json", tied=False)
 
 
 def build_model(**config: object) -> CausalLM:
@@ -121,10 +134,8 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
     check_tokenizer(options, spec)
     fields: dict[str, object] = {"train_context": data.context, "tokenizer": spec}
     # Options after "?" name special tokens and do not change the size of the vocabulary.
-    if (
-        "vocab_size" not in options
-        and spec.partition("?")[0] != entry["tokenizer"].partition("?")[0]
-    ):
+    same_file = spec.partition("?")[0] == entry["tokenizer"].partition("?")[0]
+    if "vocab_size" not in options and not same_file:
         fields["vocab_size"] = load_tokenizer(spec).vocab_size
     return create_model(name, **fields | dict(options))
 
@@ -136,7 +147,8 @@ def _open_outside(name: str) -> tuple[nn.Module, bool]:
     from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 
     model = open_causal_lm(name)
-    if isinstance(decoder := getattr(model, "model", None), CausalLM):
+    decoder = getattr(model, "model", None)
+    if isinstance(decoder, CausalLM):
         decoder.config = replace(decoder.config, tokenizer=f"hf:{name}")
         return decoder, True
     return OutsideDecoder(model, name), True

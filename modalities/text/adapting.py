@@ -35,11 +35,15 @@ from zoo.adapters.layer import prior_parameters
 from zoo.files import read_tensors, replacing_path
 from zoo.positions import Positions, document_starts, slices
 
-HELDOUT_TOKENS = 1 << 14  # at most, but four rows
-TOKENS = 8192  # most in one forward pass
-CHECKPOINTED = 2048  # tokens of a pass from which layers are computed again in the backward pass
-LOGITS = 512  # positions whose logits are made at a time
-AGAIN = {"use_reentrant": False}
+# Tokens of held-out rows, at most; but four rows at least.
+HELDOUT_TOKENS = 1 << 14
+# Most tokens in one forward pass.
+TOKENS = 8192
+# Tokens of a pass from which layers are computed again in the backward pass.
+CHECKPOINTED = 2048
+CHECKPOINT_OPTIONS = {"use_reentrant": False}
+# Positions whose logits are made at a time.
+LOGITS = 512
 
 
 def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
@@ -48,12 +52,10 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
     name: a folder or hub name with any settings, FOLDER@yarn=2, or an adapter folder. ValueError
     where there is none.
     """
-    tokenizer, (folder, settings) = open_tokenizer(name), split_arm(name)
-    return (
-        opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False)),
-        tokenizer,
-        f"hf:{folder}",
-    )
+    tokenizer = open_tokenizer(name)
+    folder, settings = split_arm(name)
+    model = opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False))
+    return model, tokenizer, f"hf:{folder}"
 
 
 class AdaptationRows(Dataset):
@@ -76,10 +78,10 @@ class AdaptationRows(Dataset):
         row = self.rows[index]
         tokens = row["tokens"]
         segments = row["segments"]
-        labels = tokens.masked_fill(document_starts(segments) | (segments < 0), IGNORED)
+        no_targets = document_starts(segments) | (segments < 0)
         return {
             "input_ids": tokens,
-            "labels": labels,
+            "labels": tokens.masked_fill(no_targets, IGNORED),
             "position_ids": Positions.documents(segments[None]).index()[0],
         }
 
@@ -96,19 +98,20 @@ def adaptation_rows(
     """`count` shuffled rows to train on, some of which state facts; without a count the first of
     the held-out split, plain."""
     config = TextDataConfig(source, tokenizer, context - 1, facts_fraction=facts_fraction)
-    corpus = load_corpus(config, "heldout" if count is None else "train")
-    read = load_tokenizer(tokenizer)
+    encoder = load_tokenizer(tokenizer)
     if count is not None:
-        return AdaptationRows(
-            PackedDataset(corpus, config.context, read, seed=seed, mix=config.row_mix), count
-        )
-    rows = PackedDataset(corpus, config.context, read, epochs=1)
-    return AdaptationRows(rows, min(rows.epoch_windows, max(4, HELDOUT_TOKENS // context), 64))
+        corpus = load_corpus(config, "train")
+        rows = PackedDataset(corpus, config.context, encoder, seed=seed, mix=config.row_mix)
+        return AdaptationRows(rows, count)
+    rows = PackedDataset(load_corpus(config, "heldout"), config.context, encoder, epochs=1)
+    most = min(64, max(4, HELDOUT_TOKENS // context))
+    return AdaptationRows(rows, min(rows.epoch_windows, most))
 
 
 def rows_at_once(batch: int, context: int) -> int:
     """Rows in one forward pass, a divisor of the batch."""
-    return max(n for n in range(1, min(batch, max(1, TOKENS // context)) + 1) if batch % n == 0)
+    most = min(batch, max(1, TOKENS // context))
+    return max(rows for rows in range(1, most + 1) if batch % rows == 0)
 
 
 @torch.inference_mode()
@@ -119,11 +122,10 @@ def heldout_loss(model: PreTrainedModel, rows: AdaptationRows) -> float:
     count = 0
     for part in slices(len(rows), max(1, TOKENS // (rows.rows.context + 1))):
         batch = default_collate([rows[n] for n in range(part.start, part.stop)])
-        nats, targets = summed_loss(
-            decoder, {name: tensor.to(model.device) for name, tensor in batch.items()}
-        )
-        total = total + float(nats)
-        count = count + targets
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        nats, targets = summed_loss(decoder, batch)
+        total += float(nats)
+        count += targets
     return total / count
 
 
@@ -131,21 +133,22 @@ def summed_loss(decoder: OutsideDecoder, inputs: Mapping[str, Tensor]) -> tuple[
     """(Σ nats, targets) of a batch, whose logits are made a slice of positions at a time, and again
     in the backward pass."""
     tokens = inputs["input_ids"]
-    places = inputs.get("position_ids")
-    features = (
-        decoder._read(tokens).last_hidden_state
-        if places is None
-        else decoder.packed_features(tokens, places)
-    )
+    positions = inputs.get("position_ids")
+    if positions is None:
+        features = decoder._read(tokens).last_hidden_state
+    else:
+        features = decoder.packed_features(tokens, positions)
     targets = F.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
 
-    def part(features: Tensor, targets: Tensor) -> Tensor:
+    def loss_of(features: Tensor, targets: Tensor) -> Tensor:
         logits = decoder.forward_head(features).flatten(0, 1)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
     total = features.new_zeros(())
-    for at in slices(features.shape[1], LOGITS // features.shape[0]):
-        total = total + checkpoint(part, features[:, at], targets[:, at], use_reentrant=False)
+    for part in slices(features.shape[1], LOGITS // features.shape[0]):
+        total = total + checkpoint(
+            loss_of, features[:, part], targets[:, part], **CHECKPOINT_OPTIONS
+        )
     return total, int((targets != IGNORED).sum())
 
 
@@ -155,30 +158,43 @@ def expected_cost(model: PreTrainedModel, context: int, rows: int) -> tuple[floa
     decoder = OutsideDecoder(model, "model")
     config = model.config.get_text_config()
     tokens = rows * context
+    checkpointed = tokens >= CHECKPOINTED
     model.train()
-    if tokens >= CHECKPOINTED:
-        model.activation_checkpointing_enable(dict(AGAIN))
-    points = []
-    for length in (
-        16,
-        *sorted({min(context, 5 * LOGITS // 4), min(context, 2 * LOGITS)}),
-    ):  # 16 warms up
-        row = torch.ones(1, length, dtype=torch.int64, device=model.device)
-        meter = Meter(model.device)
-        with meter:
-            summed_loss(decoder, {"input_ids": row, "labels": row})[0].backward()
-        model.zero_grad()
-        points.append((length, meter.seconds / length))
-    (least, rate), (most, slower) = points[1], points[-1]
-    slope = max(0.0, (slower - rate) / max(1, most - least))
+    if checkpointed:
+        model.activation_checkpointing_enable(dict(CHECKPOINT_OPTIONS))
+    shorter = min(context, 5 * LOGITS // 4)
+    longer = min(context, 2 * LOGITS)
+    # The first pass warms up.
+    _seconds_per_token(model, decoder, 16)
+    rate = _seconds_per_token(model, decoder, shorter)
+    slope = 0.0
+    if longer > shorter:
+        longer_rate = _seconds_per_token(model, decoder, longer)
+        slope = max(0.0, (longer_rate - rate) / (longer - shorter))
+        rate = longer_rate
+    seconds = tokens * (rate + slope * (context - longer))
     hidden = 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    shape = (config.num_hidden_layers, config.hidden_size, hidden)
     width = model.dtype.itemsize
-    numbers = (
-        tokens * activation_numbers(*shape, tokens >= CHECKPOINTED, width)
-        + 3 * LOGITS * config.vocab_size
+    per_token = activation_numbers(
+        config.num_hidden_layers,
+        config.hidden_size,
+        hidden,
+        checkpointed,
+        width,
     )
-    return tokens * (slower + slope * (context - most)), width * numbers
+    # Of LOGITS positions at a time: logits, their softmax, their gradient.
+    logits = 3 * LOGITS * config.vocab_size
+    return seconds, width * (tokens * per_token + logits)
+
+
+def _seconds_per_token(model: PreTrainedModel, decoder: OutsideDecoder, length: int) -> float:
+    """Wall time of forward and backward of a row, per token."""
+    row = torch.ones(1, length, dtype=torch.int64, device=model.device)
+    meter = Meter(model.device)
+    with meter:
+        summed_loss(decoder, {"input_ids": row, "labels": row})[0].backward()
+    model.zero_grad()
+    return meter.seconds / length
 
 
 class _Trainer(Trainer):
@@ -198,25 +214,26 @@ class _Trainer(Trainer):
             self.decoder = OutsideDecoder(self.model, "model")
             model.train()
         total, count = summed_loss(self.decoder, inputs)
-        return total / (count if num_items_in_batch is None else num_items_in_batch)
+        # Targets of all micro-batches of the step, where Trainer counts them.
+        if num_items_in_batch is not None:
+            return total / num_items_in_batch
+        return total / count
 
     def _save(
         self, output_dir: str | None = None, state_dict: Mapping[str, Tensor] | None = None
     ) -> None:
-        named = {
-            name: p.detach().cpu().contiguous()
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+        trained = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                trained[name] = parameter.detach().cpu().contiguous()
         with replacing_path(Path(output_dir or "") / "trained.safetensors") as file:
-            save_file(named, file)
+            save_file(trained, file)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        self.model.load_state_dict(
-            read_tensors(Path(resume_from_checkpoint) / "trained.safetensors"), strict=False
-        )
+        trained = read_tensors(Path(resume_from_checkpoint) / "trained.safetensors")
+        self.model.load_state_dict(trained, strict=False)
 
 
 class _Losses(TrainerCallback):
@@ -224,21 +241,18 @@ class _Losses(TrainerCallback):
 
     def __init__(self, tell: Callable[[int, int, float, int], None]) -> None:
         self.tell = tell
-        self.before = 0
+        self.first_step = 0
 
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, **kwargs: Any
     ) -> None:
-        self.before = state.global_step
+        self.first_step = state.global_step
 
     def on_log(self, args: object, state: TrainerState, control: object, **kwargs: Any) -> None:
-        if "loss" in (logs := kwargs["logs"]):
-            self.tell(
-                state.global_step,
-                state.max_steps,
-                float(logs["loss"]),
-                state.global_step - self.before,
-            )
+        logs = kwargs["logs"]
+        if "loss" in logs:
+            step = state.global_step
+            self.tell(step, state.max_steps, float(logs["loss"]), step - self.first_step)
 
 
 def train_on(
@@ -269,7 +283,7 @@ def train_on(
         per_device_train_batch_size=size,
         gradient_accumulation_steps=batch // size,
         activation_checkpointing=checkpointed,
-        activation_checkpointing_kwargs=dict(AGAIN) if checkpointed else None,
+        activation_checkpointing_kwargs=dict(CHECKPOINT_OPTIONS) if checkpointed else None,
         max_steps=steps,
         logging_first_step=True,
         logging_steps=max(1, steps // 20),
@@ -281,26 +295,33 @@ def train_on(
         use_cpu=not torch.cuda.is_available(),
         seed=seed,
     )
-    groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     trainer = _Trainer(model, settings, train_dataset=rows, callbacks=[_Losses(tell)])
     trainer.remove_callback(PrinterCallback)
     decayed = set(trainer.get_decay_parameter_names(model))
-    priors = prior_parameters(model)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups.setdefault((name in priors, name in decayed), []).append(parameter)
-    trainer.optimizer = torch.optim.AdamW(
-        [
-            {
-                "params": group,
-                "lr": lr * (prior_lr_scale if prior else 1.0),
-                "weight_decay": 0.1 if decays else 0.0,
-            }
-            for (prior, decays), group in groups.items()
-        ],
-        betas=(0.9, 0.95),
-    )
+    groups = _parameter_groups(model, decayed, lr, prior_lr_scale)
+    trainer.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     trainer.lr_scheduler = get_cosine_schedule_with_warmup(
         trainer.optimizer, max(1, steps // 10), steps
     )
     trainer.train(resume_from_checkpoint=resume or None)
+
+
+def _parameter_groups(
+    model: PreTrainedModel, decayed: set[str], lr: float, prior_lr_scale: float
+) -> list[dict[str, Any]]:
+    """AdamW's groups of the parameters that are trained: priors or not, decayed or not."""
+    priors = prior_parameters(model)
+    parameters: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            key = (name in priors, name in decayed)
+            parameters.setdefault(key, []).append(parameter)
+    groups = []
+    for (is_prior, is_decayed), members in parameters.items():
+        group = {
+            "params": members,
+            "lr": lr * prior_lr_scale if is_prior else lr,
+            "weight_decay": 0.1 if is_decayed else 0.0,
+        }
+        groups.append(group)
+    return groups

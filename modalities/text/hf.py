@@ -1,8 +1,10 @@
 """Text models as `transformers` models (`modalities.decoder.hf` says what they serve).
 
     from modalities.text.hf import wrap
-    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))      # a PreTrainedModel
-    model.save_pretrained("folder");  pipeline("text-generation", "folder")
+    # A PreTrainedModel.
+    model = wrap(zoo.create_model("text_ggd_ssmax_tiny.facts"))
+    model.save_pretrained("folder")
+    pipeline("text-generation", "folder")
 
 Needs the extra `hf`. For lm-evaluation-harness there is `lm_eval.py`.
 """
@@ -31,7 +33,8 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
         backend = getattr(tokenizer.inner, "backend_tokenizer", None)
         if backend is None:
             raise ValueError(
-                f"tokenizer {spec!r} is not of the library `tokenizers`, which transformers' form needs"
+                f"tokenizer {spec!r} is not of the library `tokenizers`, "
+                "which transformers' form needs"
             )
         return make_fast(Tokenizer.from_str(backend.to_str()), **special)
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
@@ -46,7 +49,8 @@ class PriorzooTextConfig(PriorzooConfig):
     """`PriorzooConfig` of a `CausalLM`."""
 
     model_type = "priorzoo_text"
-    decoder_class = find_modality("text").model  # which opens folders of ours by this module
+    # The class that opens folders of ours, by this module.
+    decoder_class = find_modality("text").model
     fast_tokenizer = staticmethod(fast_tokenizer)
 
 

@@ -1,7 +1,6 @@
 """Text models in lm-evaluation-harness, as its model `priorzoo`.
 
-    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks
-    arc_easy
+    priorzoo lm-eval --model priorzoo --model_args pretrained=text_ggd_ssmax_tiny.facts --tasks piqa
 
 In Python, `import modalities.text.lm_eval` comes before
 `lm_eval.simple_evaluate(model="priorzoo", ...)`. Needs the extra `lm-eval`.
@@ -34,10 +33,9 @@ class PriorzooLM(HFLM):
     text, as in training.
 
     pretrained: a name with weights, the folder of a run, a checkpoint or `save_pretrained`; or
-    hf:NAME, a model of transformers
-        or an adapter, as `priorzoo evaluate` takes it.
+        hf:NAME, a model of transformers or an adapter, as `priorzoo evaluate` takes it.
     dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in
-    float32.
+        float32.
     device: such as cuda:1; the CPU where torch sees no CUDA device.
     max_length: tokens that a prediction sees at most, the newest ones. By default nothing is cut.
     """
@@ -57,18 +55,15 @@ class PriorzooLM(HFLM):
         )
         if dtype not in DTYPES:
             raise ValueError(f"dtype={dtype!r}: {nearest(dtype, DTYPES)}")
-        place = torch.device(
-            device if torch.cuda.is_available() or not device.startswith("cuda") else "cpu"
-        )
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            device = "cpu"
         if pretrained.startswith("hf:"):
             name = pretrained.removeprefix("hf:")
-            released = OutsideDecoder(open_causal_lm(name), name).to(
-                device=place, dtype=DTYPES[dtype]
-            )
-            model = released.model
+            outside = OutsideDecoder(open_causal_lm(name), name)
+            model = outside.to(device=device, dtype=DTYPES[dtype]).model
             tokenizer = open_tokenizer(name)
         else:
-            decoder = _load(pretrained).to(device=place, dtype=DTYPES[dtype]).eval()
+            decoder = _load(pretrained).to(device=device, dtype=DTYPES[dtype]).eval()
             model = wrap(decoder)
             tokenizer = fast_tokenizer(decoder.config.tokenizer)
         super().__init__(
@@ -86,16 +81,16 @@ class PriorzooLM(HFLM):
     ) -> Self:
         """From model_args, and the harness' own options, of which its command always gives a batch
         size: model_args win."""
-        options = {
-            name: value for name, value in (additional_config or {}).items() if value is not None
-        }
+        config = additional_config or {}
+        options = {name: value for name, value in config.items() if value is not None}
         return cls(**options | arg_dict)  # type: ignore[arg-type]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Log-probability of each text in nats; with `max_length`, in windows."""
-        self.add_bos_token = False  # windows begin with it
+        # The windows begin with BOS already.
+        self.add_bos_token = False
         try:
             return super().loglikelihood_rolling(requests, disable_tqdm)
         finally:
@@ -104,8 +99,10 @@ class PriorzooLM(HFLM):
 
 def _load(name: str) -> CausalLM:
     """The text model of a name with weights, or in a folder."""
-    if not Path(name).is_dir() and name not in (known := list_models("text_*", pretrained=True)):
-        raise ValueError(f"{name!r} is no folder, and has no weights: {nearest(name, known)}")
+    if not Path(name).is_dir():
+        names = list_models("text_*", pretrained=True)
+        if name not in names:
+            raise ValueError(f"{name!r} is no folder, and has no weights: {nearest(name, names)}")
     model = load_model(name)
     if not isinstance(model, CausalLM):
         raise ValueError(

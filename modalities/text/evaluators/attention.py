@@ -168,7 +168,10 @@ class Sinks(_Look):
         layers_of_texts = [cell["layers"] for cell in cells.values()]
         for layer, texts in enumerate(zip(*layers_of_texts, strict=True)):
             row: Row = {"layer": layer}
-            row |= mean_of_rows([{name: text[name] for name in columns} for text in texts])
+            scores_by_text = []
+            for text in texts:
+                scores_by_text.append({name: text[name] for name in columns})
+            row |= mean_of_rows(scores_by_text)
             mass = np.sum([text["mass_sum"] for text in texts], axis=0)
             count = np.sum([text["rows"] for text in texts], axis=0)
             # Bins of few rows stay NaN.

@@ -101,13 +101,21 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of one training sample."""
+    """Estimated cost of one training sample.
 
-    units: int  # tokens or images
-    flops: float  # forward and backward
-    activation_bytes: float  # alive between forward and backward, without logits
-    logit_bytes: float = 0.0  # float32 logits
-    most_logit_bytes: float = math.inf  # of a whole micro-batch, made at a time
+    Attributes:
+        units: tokens or images.
+        flops: forward and backward.
+        activation_bytes: alive between forward and backward, without logits.
+        logit_bytes: of float32 logits.
+        most_logit_bytes: logits of a whole micro-batch that are made at a time.
+    """
+
+    units: int
+    flops: float
+    activation_bytes: float
+    logit_bytes: float = 0.0
+    most_logit_bytes: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ SPARE = (
     ("#7F7F7F", "p"),
 )
 DASHES = ("-", "--", ":", "-.")
-Style = dict[str, Any]  # arguments of matplotlib's plot
+# Arguments of matplotlib's plot.
+Style = dict[str, Any]
 # Inches of a figure: where a page shows it 800 pixels wide, `SMALLEST` points are 9 pixels.
 WIDTH = 9.6
 SMALLEST = 8.0
@@ -372,7 +373,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     formats, width = figure_output.get()
     formats = formats or (path.suffix.removeprefix("."),)
-    if unknown := set(formats) - set(FIGURE_FORMATS):
+    unknown = set(formats) - set(FIGURE_FORMATS)
+    if unknown:
         raise ValueError(
             f"figure {path.name}: format {min(unknown)!r}; expected {', '.join(FIGURE_FORMATS)}"
         )
@@ -380,14 +382,18 @@ def save_figure(figure: Figure, path: Path) -> None:
         before, height = figure.get_size_inches()
         figure.set_size_inches(width, height * width / before)
     for text in figure.findobj(Text):
-        words = "\n".join(map(printable, text.get_text().split("\n")))
-        text.set_text(re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", words))
-        if (
-            "$" in text.get_text() and "\\mathdefault" not in text.get_text()
-        ):  # which ticks of logarithmic axes have
+        text.set_text(_shown(text.get_text()))
+        # Ticks of logarithmic axes are formulas of \mathdefault.
+        if "$" in text.get_text() and "\\mathdefault" not in text.get_text():
             text.set_parse_math(False)
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     for name in formats:
         with replacing(path.with_suffix(f".{name}"), "wb") as file:
             figure.savefig(file, dpi=130, format=name, metadata=undated.get(name))
     pyplot.close(figure)
+
+
+def _shown(text: str) -> str:
+    """Lines without control characters, and words above 60 characters without their middle."""
+    lines = [printable(line) for line in text.split("\n")]
+    return re.sub(r"\S{61,}", lambda word: f"{word[0][:28]}…{word[0][-28:]}", "\n".join(lines))

@@ -13,7 +13,8 @@ import numpy as np
 from modalities.results import Row
 from modalities.statistics import t_quantile
 
-Place = Any  # on an evaluator's axis: a number or a name
+# On an evaluator's axis: a number or a name.
+Place = Any
 
 
 class Observed(NamedTuple):
@@ -109,7 +110,9 @@ def paired_rows(
 
 def _compare(tables: Sequence[Mapping[str, Any]], units: Sequence[str], first: int) -> Row:
     """The columns of one score at one place, of the `first` tables minus the others."""
-    by_seed = [[table[unit] for unit in units] for table in tables]
+    by_seed = []
+    for table in tables:
+        by_seed.append([table[unit] for unit in units])
     pooled = isinstance(by_seed[0][0], dict)
     comparison = _pooled(by_seed, first) if pooled else _equal(by_seed, first)
     gap = comparison.scores[:first].mean(0) - comparison.scores[first:].mean(0)
@@ -156,10 +159,11 @@ def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     ratio = _divided(total.sum(1, keepdims=True), side_weight)
     residual = _divided(total - ratio * weight, side_weight).sum(2) / num_strata
     gap = residual[:first].mean(0) - residual[first:].mean(0)
+    in_stratum: np.ndarray = (weight > 0).any(0)
     return Comparison(
         _divided(total, weight).sum(2) / (weight > 0).sum(2),
         ratio.sum(2)[:, 0] / num_strata[:, 0],
-        _half_interval(gap, (weight > 0).any(0)),
+        _half_interval(gap, in_stratum),
     )
 
 

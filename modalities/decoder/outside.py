@@ -152,9 +152,9 @@ class OutsideDecoder(nn.Module):
     def train_positions(self) -> Positions:
         return Positions.line(self.config.train_context)
 
-    def to(
+    def to(  # type: ignore[override]
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:  # type: ignore[override]
+    ) -> Self:
         """Parameters on a device and in a dtype; buffers keep theirs, as angles in bfloat16 are
         wrong far along."""
         self.model.to(device=device)

@@ -102,38 +102,41 @@ class Bits(DnaEvaluator[BitsSettings]):
         """Bases of a stretch."""
         longest = self.points(model)[-1]
         size = self.settings.stretch
-        data = self.heldout.items
-        if size is None:  # of all lengths alike, but for those beyond it
-            return max(
-                longest,
-                self.with_room(tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length())))[-1],
-            )
+        if size is None:
+            # The same for all lengths, but for those beyond it.
+            powers = tuple(1 << k for k in range(8, DEFAULT_STRETCH.bit_length()))
+            return max(longest, self.with_room(powers)[-1])
         if size < longest:
             raise ValueError(
-                f"stretches of {size:,} bases hold no window of {longest:,}: at most --lengths {size}"
+                f"stretches of {size:,} bases hold no window of {longest:,}: "
+                f"at most --lengths {size}"
             )
-        if size > data.longest:
-            raise ValueError(
-                f"--stretch {size}: the longest held-out region has {data.longest} bases"
-            )
+        most = self.heldout.items.longest
+        if size > most:
+            raise ValueError(f"--stretch {size}: the longest held-out region has {most} bases")
         return size
 
     def samples(self, model: ZooModel) -> int:
-        return self.settings.samples or max(
-            1, DEFAULT_BASES // (len(self.heldout.items.contigs) * self.stretch(model))
-        )
+        """Stretches of a contig."""
+        if self.settings.samples:
+            return self.settings.samples
+        bases = len(self.heldout.items.contigs) * self.stretch(model)
+        return max(1, DEFAULT_BASES // bases)
 
     def identity(self, model: ZooModel) -> Row:
-        return {
+        identity: Row = {
             "heldout": self.heldout.fingerprint,
             "seed": self.settings.seed,
             "stretch": self.stretch(model),
             "samples": self.samples(model),
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "strands": strands_of(model, self.settings),
-            **({"repeats": True} if self.settings.repeats else {}),
-            **({"control": self.settings.control} if self.settings.control else {}),
         }
+        if self.settings.repeats:
+            identity["repeats"] = True
+        if self.settings.control:
+            identity["control"] = self.settings.control
+        return identity
 
     def cells(self, model: ZooModel) -> list[Cell]:
         """A cell is a length and a few stretches of one contig."""
@@ -143,56 +146,62 @@ class Bits(DnaEvaluator[BitsSettings]):
         left_out = len(data.contigs) - len(by_contig)
         cells = []
         for length in self.points(model):
-            read = sum(
-                part.stop - part.start
-                for part, _ in windows_of(length, self.at_once(model, length))
-            )
+            # Bases that are read of a window: more than it has under a control.
+            windows = windows_of(length, self.at_once(model, length))
+            bases_read = sum(part.stop - part.start for part, _ in windows)
             for contig, stretches in by_contig.items():
+                facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
                 for part in slices(len(stretches), max(1, CELL_BASES // size)):
                     name = f"length={length}/{contig}/stretches={part.start}-{part.stop}"
-                    facts = {"length": length, "contig": contig, "contigs_left_out": left_out}
-                    cost = sum(map(len, stretches[part])) * read // length
-                    cells.append(
-                        Cell(name, cost=cost, data={"facts": facts, "stretches": stretches[part]})
-                    )
+                    cost = sum(map(len, stretches[part])) * bases_read // length
+                    data = {"facts": facts, "stretches": stretches[part]}
+                    cells.append(Cell(name, cost, data))
         return cells
 
     def windows(self, model: ZooModel, cell: Cell) -> list[np.ndarray]:
         """The whole windows (N, window) of each stretch of a cell."""
         window = whole_kmers(model, cell.data["facts"]["length"])
-        every = [self.heldout.items.codes(stretch) for stretch in cell.data["stretches"]]
-        return [codes[: len(codes) // window * window].reshape(-1, window) for codes in every]
+        windows = []
+        for stretch in cell.data["stretches"]:
+            codes = self.heldout.items.codes(stretch)
+            whole = len(codes) // window * window
+            windows.append(codes[:whole].reshape(-1, window))
+        return windows
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
-        strands = strands_of(model, self.settings)
-        single = load_tokenizer(model.config.tokenizer).bases_per_token == 1
-        parted = self.settings.repeats and cell.data["facts"]["length"] == self.points(model)[-1]
+        facts = cell.data["facts"]
+        by_part = self.settings.repeats and facts["length"] == self.points(model)[-1]
         by_stretch = self.windows(model, cell)
-        tokens = self.settings.batch_tokens
-        values: CellValue = {name: [] for name in SUMS}
-        left_over = 0
+        window = by_stretch[0].shape[1]
+        values: CellValue = facts | {
+            "window": window,
+            "single": load_tokenizer(model.config.tokenizer).bases_per_token == 1,
+            "left_over": 0,
+            "bits": [],
+            "bases": [],
+            "correct": [],
+        }
         parts = []
         for windows, stretch in zip(by_stretch, cell.data["stretches"], strict=True):
-            once = whole_kmers(model, self.at_once(model, windows.shape[1]))
             scores = score_windows(
-                model, windows, strands=strands, batch_tokens=tokens, by_base=parted, at_once=once
+                model,
+                windows,
+                strands=strands_of(model, self.settings),
+                batch_tokens=self.settings.batch_tokens,
+                by_base=by_part,
+                at_once=whole_kmers(model, self.at_once(model, window)),
             )
-            left_over += len(stretch) - windows.size + scores.left_over
-            bits = scores.nll / BIT  # before sums, so that 2 bits stay exactly 2
-            for name, value in (
-                ("bits", bits),
-                ("bases", scores.bases),
-                ("correct", scores.correct),
-            ):
-                values[name].append(value.sum().item())
-            if parted:
-                parts.append(
-                    _sums_of_parts(scores, self.heldout.items.genome, stretch, windows.shape)
-                )
-        facts = {"window": by_stretch[0].shape[1], "single": single, "left_over": left_over}
+            values["left_over"] += len(stretch) - windows.size + scores.left_over
+            # In bits before sums, so that 2 bits stay exactly 2.
+            values["bits"].append((scores.nll / BIT).sum().item())
+            values["bases"].append(scores.bases.sum().item())
+            values["correct"].append(scores.correct.sum().item())
+            if by_part:
+                genome = self.heldout.items.genome
+                parts.append(_sums_of_parts(scores, genome, stretch, windows.shape))
         if parts:
             values["parts"] = dict(zip(PARTS, np.sum(parts, axis=0).tolist(), strict=True))
-        return cell.data["facts"] | facts | values
+        return values
 
     def observed(self, name: str, cell: CellValue) -> Iterator[Observed]:
         """The contig of a cell: bits per base, and the accuracy of single bases."""
@@ -207,34 +216,29 @@ class Bits(DnaEvaluator[BitsSettings]):
         rows: list[Row] = []
         shorter: list[Contig] = []
         for length in sorted({cell["length"] for cell in cells.values()}):
-            here = [cell for cell in cells.values() if cell["length"] == length]
-            contigs = _contigs(here)
-            bits = float(np.mean([_bits(contig) for contig in contigs]))
+            of_length = [cell for cell in cells.values() if cell["length"] == length]
+            contigs = _contigs(of_length)
+            bits = float(np.mean([_ratio(contig, "bits") for contig in contigs]))
+            by_stretch = [_bits_of_stretches(contig) for contig in contigs]
             row = {
                 "length": length,
                 "bits_per_base": bits,
-                "bits_per_base_standard_error": _standard_error(
-                    [c["bits"] / c["bases"] for c in contigs]
-                ),
+                "bits_per_base_standard_error": _standard_error(by_stretch),
                 "nll": bits * BIT,
             }
-            if here[0]["single"]:
-                row["accuracy"] = float(
-                    np.mean([c["correct"].sum() / c["bases"].sum() for c in contigs])
-                )
+            if of_length[0]["single"]:
+                hits = [_ratio(contig, "correct") for contig in contigs]
+                row["accuracy"] = float(np.mean(hits))
             row |= {
                 "bases": sum(int(contig["bases"].sum()) for contig in contigs),
-                "window_bases": max(cell["window"] for cell in here),
+                "window_bases": max(cell["window"] for cell in of_length),
                 "stretches": sum(len(contig["bits"]) for contig in contigs),
-                "left_over": sum(cell["left_over"] for cell in here),
+                "left_over": sum(cell["left_over"] for cell in of_length),
                 "contigs": len(contigs),
-                "contigs_left_out": here[0]["contigs_left_out"],
+                "contigs_left_out": of_length[0]["contigs_left_out"],
             }
             if shorter:
-                pairs = list(zip(contigs, shorter, strict=True))
-                row["change"] = float(np.mean([_bits(a) - _bits(b) for a, b in pairs]))
-                differences = [a["bits"] / a["bases"] - b["bits"] / b["bases"] for a, b in pairs]
-                row["change_standard_error"] = _standard_error(differences)
+                row |= _change(contigs, shorter)
             shorter = contigs
             rows.append(row)
         return rows
@@ -245,50 +249,84 @@ class Bits(DnaEvaluator[BitsSettings]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """bits.contigs.csv: a row for each model, length and held-out contig; with `repeats` also
         for parts of the sequence."""
-        sums: dict[tuple[str, int, str, str], list[float]] = {}  # bits and bases
+        # Bits and bases, by model, length, contig and part.
+        sums: dict[tuple[str, int, str, str], list[float]] = {}
         for result in results:
             for cell in result.cells.values():
-                whole = [sum(cell["bits"]), sum(cell["bases"])]
-                for part, values in {"all": whole, **cell.get("parts", {})}.items():
-                    key = result.label, cell["length"], cell["contig"], part
-                    sums[key] = np.add(sums.get(key, [0.0, 0.0]), values).tolist()
-        names = ("model", "length", "contig", "part", "bases", "bits_per_base")
-        rows = [(*key, int(bases), bits / bases) for key, (bits, bases) in sums.items() if bases]
-        write_table(
-            out / f"{self.name}.contigs.csv", [dict(zip(names, row, strict=True)) for row in rows]
-        )
+                parts = {"all": [sum(cell["bits"]), sum(cell["bases"])]} | cell.get("parts", {})
+                for part, (bits, bases) in parts.items():
+                    key = (result.label, cell["length"], cell["contig"], part)
+                    total = sums.setdefault(key, [0.0, 0.0])
+                    total[0] += bits
+                    total[1] += bases
+        rows = []
+        for (label, length, name, part), (bits, bases) in sums.items():
+            if bases:
+                rows.append(
+                    {
+                        "model": label,
+                        "length": length,
+                        "contig": name,
+                        "part": part,
+                        "bases": int(bases),
+                        "bits_per_base": bits / bases,
+                    }
+                )
+        write_table(out / f"{self.name}.contigs.csv", rows)
 
 
 Contig = dict[str, np.ndarray]  # `SUMS` of every stretch
 
 
 def _contigs(cells: Sequence[CellValue]) -> list[Contig]:
-    values: dict[str, dict[str, list[float]]] = {}
+    """The sums of all stretches, contig by contig."""
+    by_contig: dict[str, list[CellValue]] = {}
     for cell in cells:
-        contig = values.setdefault(cell["contig"], {name: [] for name in SUMS})
+        by_contig.setdefault(cell["contig"], []).append(cell)
+    contigs = []
+    for parts in by_contig.values():
+        contig = {}
         for name in SUMS:
-            contig[name] += cell[name]
-    return [
-        {name: np.array(column, np.float64) for name, column in contig.items()}
-        for contig in values.values()
-    ]
+            contig[name] = np.concatenate([np.array(part[name], np.float64) for part in parts])
+        contigs.append(contig)
+    return contigs
 
 
-def _bits(contig: Contig) -> float:
-    """Bits per base."""
-    return contig["bits"].sum() / contig["bases"].sum()
+def _ratio(contig: Contig, name: str) -> float:
+    """A sum over all stretches, per base."""
+    return contig[name].sum() / contig["bases"].sum()
+
+
+def _bits_of_stretches(contig: Contig) -> np.ndarray:
+    """Bits per base of each stretch."""
+    return contig["bits"] / contig["bases"]
+
+
+def _change(contigs: Sequence[Contig], shorter: Sequence[Contig]) -> Row:
+    """The difference of bits per base to the next shorter length."""
+    changes = []
+    by_stretch = []
+    for contig, before in zip(contigs, shorter, strict=True):
+        changes.append(_ratio(contig, "bits") - _ratio(before, "bits"))
+        by_stretch.append(_bits_of_stretches(contig) - _bits_of_stretches(before))
+    return {
+        "change": float(np.mean(changes)),
+        "change_standard_error": _standard_error(by_stretch),
+    }
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
     """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C. A
     contig of a single stretch takes the mean s² of the others; NaN where all have one."""
-    known = [values.var(ddof=1) for values in contigs if len(values) > 1]
-    if not known:
+    variances = [values.var(ddof=1) for values in contigs if len(values) > 1]
+    if not variances:
         return math.nan
-    variances = [values.var(ddof=1) if len(values) > 1 else np.mean(known) for values in contigs]
-    return math.sqrt(
-        sum(s2 / len(values) for s2, values in zip(variances, contigs, strict=True))
-    ) / len(contigs)
+    of_others = np.mean(variances)
+    total = 0.0
+    for values in contigs:
+        variance = values.var(ddof=1) if len(values) > 1 else of_others
+        total += variance / len(values)
+    return math.sqrt(total) / len(contigs)
 
 
 def _sums_of_parts(
@@ -298,12 +336,16 @@ def _sums_of_parts(
     base."""
     bits = np.zeros(shape)
     bases = np.zeros(shape)
-    width = scores.nll.shape[1]  # less than a window where bases at its end make no token
-    bits[:, :width], bases[:, :width] = scores.nll / BIT, scores.bases
-    place = stretch.contig, stretch.start, stretch.start + bits.size
-    again = repetitive(genome, *place)
-    masks = (~again, again, genome.soft_masked(*place))
-    return np.array([[values.ravel()[mask].sum() for values in (bits, bases)] for mask in masks])
+    # Less than a window where bases at its end make no token.
+    width = scores.nll.shape[1]
+    bits[:, :width] = scores.nll / BIT
+    bases[:, :width] = scores.bases
+    place = (stretch.contig, stretch.start, stretch.start + bits.size)
+    repeats = repetitive(genome, *place)
+    sums = []
+    for mask in (~repeats, repeats, genome.soft_masked(*place)):
+        sums.append([bits.ravel()[mask].sum(), bases.ravel()[mask].sum()])
+    return np.array(sums)
 
 
 def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
@@ -316,11 +358,14 @@ def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray
     times = _times(codes, table)
     # A word that ends at e of the other strand ends at T − 1 − e + WORD − 1 of this one.
     times[WORD - 1 :] += _times(reverse_complement(codes), table)[WORD - 1 :][::-1]
-    run = LEAST - WORD + 1
-    sums = np.pad(times > 1, (run, 0)).cumsum()
-    whole = sums[run:] - sums[:-run] == run  # of the LEAST bases that end at each place
-    sums = np.pad(whole, (1, LEAST - 1)).cumsum()
-    return (sums[LEAST:] > sums[:-LEAST])[start - before : stop - before]
+    # Whether all words of the LEAST bases that end at each place stand more than once.
+    words = LEAST - WORD + 1
+    sums = np.pad(times > 1, (words, 0)).cumsum()
+    repeat_ends = sums[words:] - sums[:-words] == words
+    # Whether such a stretch ends at a base, or at one of the LEAST − 1 bases after it.
+    sums = np.pad(repeat_ends, (1, LEAST - 1)).cumsum()
+    in_repeat = sums[LEAST:] > sums[:-LEAST]
+    return in_repeat[start - before : stop - before]
 
 
 def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ along the way."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -62,9 +62,15 @@ class Completion(DnaEvaluator[CompletionSettings]):
 
     name = "completion"
     version = 2  # 1 had other fields in its cells
-    summary = "continuations of held-out DNA: agreement with the truth beside chance, and Pearson r of GC content"
+    summary = (
+        "continuations of held-out DNA: agreement with the truth beside chance, "
+        "and Pearson r of GC content"
+    )
     scores = (
-        *map(Score, ("accuracy", "chance", "gc_r", "gc_error")),
+        Score("accuracy"),
+        Score("chance"),
+        Score("gc_r"),
+        Score("gc_error"),
         Score("undefined", exception=True),
     )
     axis = BASES_LENGTH
@@ -72,9 +78,9 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
         """In bases, ascending."""
         lengths = self.lengths_for(model)
-        return (
-            lengths if self.settings.lengths else self.with_room(lengths, self.settings.new_bases)
-        )
+        if self.settings.lengths:
+            return lengths
+        return self.with_room(lengths, self.settings.new_bases)
 
     def identity(self, model: ZooModel) -> Row:
         return {
@@ -88,65 +94,65 @@ class Completion(DnaEvaluator[CompletionSettings]):
         }
 
     def cells(self, model: ZooModel) -> list[Cell]:
-        if not isinstance(model, Decoder):  # before other models are measured
+        # Raised here, before other models are measured.
+        if not isinstance(model, Decoder):
             raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
         new = self.settings.new_bases
-        bases = load_tokenizer(model.config.tokenizer).bases_per_token
-        lengths = {length: whole_kmers(model, length) for length in self.prompt_lengths(model)}
+        bases_per_token = load_tokenizer(model.config.tokenizer).bases_per_token
+        lengths = self.prompt_lengths(model)
         places = _places(
             self.heldout.items,
-            max(lengths.values()),
+            whole_kmers(model, lengths[-1]),
             new,
             self.settings.samples,
             self.settings.seed,
         )
-        return [
-            Cell(
-                f"length={length}/prompts={part.start}-{part.stop}",
-                cost=(window + new) * (part.stop - part.start),
-                data={
+        cells = []
+        for length in lengths:
+            prompt = whole_kmers(model, length)
+            batch = self.settings.batch_size(math.ceil((length + new) / bases_per_token))
+            for part in slices(len(places), batch):
+                name = f"length={length}/prompts={part.start}-{part.stop}"
+                cost = (prompt + new) * (part.stop - part.start)
+                data = {
                     "length": length,
-                    "prompt": window,
+                    "prompt": prompt,
                     "places": places[part],
                     "first": part.start,
-                },
-            )
-            for length, window in lengths.items()
-            for part in slices(
-                len(places), self.settings.batch_size(math.ceil((length + new) / bases))
-            )
-        ]
+                }
+                cells.append(Cell(name, cost, data))
+        return cells
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         assert isinstance(model, Decoder)
         genome = self.heldout.items.genome
-        window = cell.data["prompt"]
-        places = cell.data["places"]
-        new = self.settings.new_bases
         length = cell.data["length"]
-        seed = np.random.SeedSequence(
-            [self.settings.seed, length, cell.data["first"]]
-        ).generate_state(1)[0]
-        prompts = np.stack([genome.codes(name, at - window, at) for name, at in places])
-        written = write_bases(model, prompts, new_bases=new, seed=int(seed))
+        new = self.settings.new_bases
+        prompts = []
+        truth = []
+        for contig, start in cell.data["places"]:
+            prompts.append(genome.codes(contig, start - cell.data["prompt"], start))
+            truth.append(decode(genome.codes(contig, start, start + new)))
+        sequence = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]])
+        seed = int(sequence.generate_state(1)[0])
+        written = write_bases(model, np.stack(prompts), new_bases=new, seed=seed)
         return {
             "length": length,
-            "contigs": [name for name, _ in places],
-            "truth": [decode(genome.codes(name, at, at + new)) for name, at in places],
+            "contigs": [contig for contig, _ in cell.data["places"]],
+            "truth": truth,
             "written": [decode(codes) for codes in written],
         }
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
         for length in sorted({cell["length"] for cell in cells.values()}):
-            here = [cell for cell in cells.values() if cell["length"] == length]
-            truth, written = (
-                np.stack([encode(t) for c in here for t in c[name]])
-                for name in ("truth", "written")
-            )
+            of_length = [cell for cell in cells.values() if cell["length"] == length]
+            truth = _codes(of_length, "truth")
+            written = _codes(of_length, "written")
             hits = (truth == written).mean(1)
             r = gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
+            gc_errors = np.abs(gc_trajectory(truth) - gc_trajectory(written))
             rows.append(
                 {
                     "length": length,
@@ -155,7 +161,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
                     "chance": float(chance(truth).mean()),
                     "gc_r": float(defined.mean()) if len(defined) else math.nan,
                     "gc_r_standard_error": standard_error(defined),
-                    "gc_error": float(np.abs(gc_trajectory(truth) - gc_trajectory(written)).mean()),
+                    "gc_error": float(gc_errors.mean()),
                     "undefined": len(r) - len(defined),
                     "prompts": len(r),
                 }
@@ -165,18 +171,25 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def measured(self, results: list[ModelResult]) -> str:
         contigs = {name for cell in results[0].cells.values() for name in cell["contigs"]}
         count = results[0].rows[-1]["prompts"]
-        new = self.settings.new_bases
-        fewer = (
-            f" (of {self.settings.samples} asked for: no more room)"
-            if count < self.settings.samples
-            else ""
-        )
+        text = f"completion: {count} continuations of {self.settings.new_bases} bases"
+        if count < self.settings.samples:
+            text += f" (of {self.settings.samples} asked for: no more room)"
+        text += f" in {self.contents()}"
         without = len(self.heldout.items.contigs) - len(contigs)
-        left_out = f"; {without} contigs have no room or no turn" if without else ""
-        return f"completion: {count} continuations of {new} bases{fewer} in {self.contents()}{left_out}"
+        if without:
+            text += f"; {without} contigs have no room or no turn"
+        return text
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """No figure: the table says it."""
+
+
+def _codes(cells: Sequence[CellValue], name: str) -> np.ndarray:
+    """(N, T) codes of the texts of all cells."""
+    codes = []
+    for cell in cells:
+        codes += [encode(text) for text in cell[name]]
+    return np.stack(codes)
 
 
 def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
@@ -188,18 +201,20 @@ def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
 def gc_correlation(truth: np.ndarray, written: np.ndarray) -> np.ndarray:
     """(N,) Pearson's r between the GC trajectories of each row; NaN where one of them is
     constant."""
-    pair = [gc_trajectory(codes) for codes in (truth, written)]
-    constant = np.any(
-        [np.ptp(values, axis=1) < 0.5 / WINDOW for values in pair], axis=0
-    )  # steps are 1 / WINDOW
-    x, y = (values - values.mean(1, keepdims=True) for values in pair)
+    x = gc_trajectory(truth)
+    y = gc_trajectory(written)
+    # Steps of a trajectory are 1 / WINDOW.
+    constant = np.minimum(np.ptp(x, axis=1), np.ptp(y, axis=1)) < 0.5 / WINDOW
+    x = x - x.mean(1, keepdims=True)
+    y = y - y.mean(1, keepdims=True)
     scale = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     return np.where(constant, np.nan, (x * y).sum(1) / np.where(constant, 1.0, scale))
 
 
 def chance(truth: np.ndarray) -> np.ndarray:
     """(N,) Σ pᵢ² over the base composition of each row."""
-    return np.square([(truth == base).mean(1) for base in range(4)]).sum(0)
+    shares = np.array([(truth == base).mean(1) for base in range(4)])
+    return np.square(shares).sum(0)
 
 
 def write_bases(
@@ -210,16 +225,19 @@ def write_bases(
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows: list[np.ndarray] = []
     for prompt in prompts:
-        ids = tokenizer.encode(prompt[tokenizer.encode(prompt).left_over :]).ids
+        left_over = tokenizer.encode(prompt).left_over
+        ids = tokenizer.encode(prompt[left_over:]).ids
         rows.append(np.concatenate([[tokenizer.bos_id], ids]))
     steps = []
     bases = np.zeros(len(rows), np.int64)
     for tokens in stream(model, rows, max_new_tokens=new_bases, temperature=temperature, seed=seed):
-        steps.append(tokens.cpu().numpy())
-        bases += tokenizer.widths[steps[-1]]
+        ids = tokens.cpu().numpy()
+        steps.append(ids)
+        bases += tokenizer.widths[ids]
         if bases.min() >= new_bases:
             break
-    return np.stack([tokenizer.decode(ids)[:new_bases] for ids in np.stack(steps, axis=1)])
+    written = np.stack(steps, axis=1)
+    return np.stack([tokenizer.decode(ids)[:new_bases] for ids in written])
 
 
 def _places(
@@ -230,9 +248,8 @@ def _places(
     rng = np.random.default_rng([seed, prompt, new])
     by_contig: dict[str, np.ndarray] = {}
     for name, regions in data.contigs.items():
-        starts = np.concatenate(
-            [np.arange(r.start + prompt, r.stop - new + 1, new) for r in regions]
-        )
+        grids = [np.arange(part.start + prompt, part.stop - new + 1, new) for part in regions]
+        starts = np.concatenate(grids)
         unknown = RunCounter(data.genome[name].unknown)
         good = unknown.count(starts, starts + new) == 0
         good &= unknown.count(starts - prompt, starts) <= MAX_UNKNOWN * prompt
@@ -241,12 +258,12 @@ def _places(
     if not by_contig:
         room = f"{prompt} known bases and {new} more to be written; the longest has {data.longest}"
         raise ValueError(f"no held-out region of {data.name!r} has {room}: choose shorter lengths")
-    names = [list(by_contig)[n] for n in rng.permutation(len(by_contig))]
-    rounds = max(map(len, by_contig.values()))
-    turns = [
-        (name, int(by_contig[name][n]))
-        for n in range(rounds)
-        for name in names
-        if n < len(by_contig[name])
-    ]
+    contigs = list(by_contig)
+    names = [contigs[n] for n in rng.permutation(len(contigs))]
+    # Contigs take turns while they have places.
+    turns = []
+    for n in range(max(map(len, by_contig.values()))):
+        for name in names:
+            if n < len(by_contig[name]):
+                turns.append((name, int(by_contig[name][n])))
     return tuple(turns[n] for n in rng.permutation(min(count, len(turns))))

@@ -27,12 +27,17 @@ from modalities.loading import Heldout
 from zoo.positions import slices
 
 ORDER = 12
-TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))  # 1 to 5 million
-BLOCK = 4096  # bases in a piece of training data that is set aside to choose τ, or not
+# 1, 2, 5, 10 … 5 million.
+TAUS = tuple(digit * 10.0**power for power in range(7) for digit in (1, 2, 5))
+# Bases in a piece of training data that is set aside to choose τ, or not.
+BLOCK = 4096
 ASIDE = 0.02
-MOST_ASIDE = 256  # blocks: a million bases are enough
-CHUNK = 1 << 20  # bases counted at a time
-SCORED = 1 << 18  # bases scored at a time
+# Blocks set aside at most: a million bases are enough.
+MOST_ASIDE = 256
+# Bases counted at a time.
+CHUNK = 1 << 20
+# Bases scored at a time.
+SCORED = 1 << 18
 
 
 class MarkovChain(WindowScorer):

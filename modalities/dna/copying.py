@@ -26,16 +26,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LONGEST = 24  # bases of a context
-WORD = LONGEST + 1  # digits of a word, whose number is below 5²⁵ < 2⁶³
+# Bases of a context.
+LONGEST = 24
+# Digits of a word, a context and the base after it; its number is below 5²⁵ < 2⁶³.
+WORD = LONGEST + 1
 # Places whose words are made at a time: in a cache, and too few for torch to spread over threads.
 BLOCK = 1 << 14
-RECENT = (8, 32)  # bases over which an expert's success is averaged
-GATE = 32  # hidden width of the gate
+# Bases over which an expert's success is averaged.
+RECENT = (8, 32)
+# Hidden width of the gate.
+GATE = 32
 # From this order on a context is rarely seen by chance, and a single observation says much.
 RARE = 12
-PACKED = 3  # digits of base 5 in a byte
-REFRESHED = 8  # times that the index is made anew while the memory doubles
+# Digits of base 5 in a byte.
+PACKED = 3
+# Times that the index is made anew while the memory doubles.
+REFRESHED = 8
 
 
 class CopyExpert(nn.Module):
@@ -47,8 +53,10 @@ class CopyExpert(nn.Module):
     would have. `recent`: bases of the row that experts of the row alone look at.
     """
 
-    memory: Tensor  # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none
-    held: Tensor  # () int64, bytes written
+    # (⌈memory / 3⌉,) uint8, three digits to a byte: 1 to 4 a base, 0 none.
+    memory: Tensor
+    # () int64: bytes written.
+    held: Tensor
 
     def __init__(self, dim: int, orders: Sequence[int], memory: int, recent: int) -> None:
         super().__init__()
@@ -244,7 +252,8 @@ def _counts_before(contexts: Tensor, bases: Tensor, recent: int) -> list[Tensor]
     entries = contexts.shape[1]
     contexts, order = contexts.sort(dim=1, stable=True)
     one_hot = F.one_hot(bases.gather(1, order) + 1, 5)[..., 1:].to(torch.int32)
-    sums = one_hot.cumsum(1, dtype=torch.int32) - one_hot  # of the entries before each
+    # Sums over the entries before each.
+    sums = one_hot.cumsum(1, dtype=torch.int32) - one_hot
     place = torch.arange(entries, device=contexts.device)
     new = F.pad(contexts[:, 1:] != contexts[:, :-1], (1, 0), value=True)
     starts = [torch.where(new, place, 0).cummax(1).values]
@@ -283,7 +292,8 @@ class Index:
     @staticmethod
     def _words(digits: Tensor) -> Tensor:
         """Those of one strand that have a base."""
-        ended = F.pad(digits, (0, LONGEST))  # so that no block is shorter than a word
+        # With a word's end, so that no block is shorter than a word.
+        ended = F.pad(digits, (0, LONGEST))
         blocks = []
         for start in range(0, len(digits), BLOCK):
             block = ended[start : start + BLOCK + LONGEST]

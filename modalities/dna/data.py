@@ -31,8 +31,10 @@ from modalities.loading import IndexedLoader, RowBatches, State, hash64, permute
 _ORDER = 0
 _OFFSET = 1
 _STRAND = 2
-_MOST_TRIES = 10_000  # windows with too many unknown bases that are skipped in search of one sample
-_LOOKED_AT = 4096  # windows, in random order, of which the report counts those that are skipped
+# Windows with too many unknown bases that are skipped in search of one sample.
+_MOST_TRIES = 10_000
+# Windows, in random order, of which the report counts those that are skipped.
+_LOOKED_AT = 4096
 
 
 def build_loader(

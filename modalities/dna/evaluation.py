@@ -23,7 +23,8 @@ from modalities.settings import LengthSettings, Settings, check_choice, counts, 
 from zoo.model import ZooModel
 
 BASES_LENGTH = Axis("length", "length (bases, log₂)", compact)
-ENOUGH = 0.9  # share of the held-out bases whose contigs must have room for a default length
+# Share of the held-out bases whose contigs must have room for a default length.
+ENOUGH = 0.9
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,10 @@ class FileEvaluator(Listing[F, ZooModel]):
     baselines are fitted to."""
 
     unit = "bases"
-    default_window: ClassVar[int]  # in training lengths
-    window_step: ClassVar[int] = 1  # windows are this many k-mers, or a multiple
+    # The default of `window`, in training lengths.
+    default_window: ClassVar[int]
+    # Windows are a multiple of this many k-mers.
+    window_step: ClassVar[int] = 1
 
     @property
     def source_name(self) -> str:

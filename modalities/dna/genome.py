@@ -14,8 +14,10 @@ from modalities.dna.sources import DnaSource, read_codes
 from modalities.dna.tokenizers import CODE, SOFT, UNKNOWN
 from zoo.errors import did_you_mean
 
-_MOST_CONTIGS = 1 << 22  # each takes some hundred bytes of memory
-_PIECE = 1 << 24  # bases in which unknown ones are looked for at once
+# Each takes some hundred bytes of memory.
+_MOST_CONTIGS = 1 << 22
+# Bases in which unknown ones are looked for at once.
+_PIECE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Genome:
         self._store = np.frombuffer(bases, np.uint8)
         starts = np.cumsum([0, *(length for _, length, _ in contigs)])
         self.unknown = _unknown_runs(self._store, starts)
-        first = np.searchsorted(self.unknown[:, 0], starts)  # run of each contig
+        # The first run of each contig.
+        first = np.searchsorted(self.unknown[:, 0], starts)
         self.contigs = tuple(
             Contig(name, length, files[file], self.unknown[first[n] : first[n + 1]] - starts[n])
             for n, (name, length, file) in enumerate(contigs)
@@ -144,7 +147,8 @@ def open_genome(source: DnaSource) -> Genome:
     return _open(tuple((str(path.absolute()), _version(path)) for path in source.files))
 
 
-_Version = tuple[str, int, int]  # of a file: its path with links resolved; its size; its time
+# Of a file: its path with links resolved, its size and its time.
+_Version = tuple[str, int, int]
 
 
 def _version(path: Path) -> _Version:
@@ -155,7 +159,8 @@ def _version(path: Path) -> _Version:
 def _open(stats: tuple[tuple[str, _Version], ...]) -> Genome:
     bases = bytearray()
     contigs: list[tuple[str, int, int]] = []
-    places: dict[str, str] = {}  # where each contig starts
+    # Where each contig starts.
+    places: dict[str, str] = {}
     digest = hashlib.blake2b(digest_size=8)
     for number, (file, version) in enumerate(stats):
         earlier = len(contigs)

@@ -105,8 +105,10 @@ class OutsideDnaDecoder(OutsideDecoder):
     """
 
     config: OutsideDnaConfig
-    library_ids: Tensor  # as in `OutsideTokenizer`
-    others: Tensor  # the library's ids of what is no target
+    # (vocab_size,) as in `OutsideTokenizer`.
+    library_ids: Tensor
+    # The library's ids of what is no target.
+    others: Tensor
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         super().__init__(model, name)

@@ -23,7 +23,8 @@ from modalities.dna.tokenizers import load_tokenizer, reverse_complement
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-BIT = math.log(2)  # nats
+# A bit in nats.
+BIT = math.log(2)
 STRANDS = ("one", "both")
 
 

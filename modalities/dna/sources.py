@@ -3,7 +3,7 @@ GenBank file.
 
     "yeast-chr01"             chromosome I of baker's yeast, which ships with the package; the
                               default
-    "genomes"                 all that `priorzoo fetch-data dna genomes` fetched into the data folder
+    "genomes"                 what `priorzoo fetch-data dna genomes` fetched into the data folder
     "genomes:yeast,ustilago"  those of them
     "PATH or GLOB"            .fa .fasta .fna or GenBank's .gb .gbk .gbff, also with .gz or .bgz;
                               several with commas
@@ -31,12 +31,14 @@ from zoo.files import data_folder, matching_files, near_file, opened
 
 __all__ = ["DEFAULT_SOURCE", "DnaSource", "find_source", "read_codes"]
 
-DEFAULT_SOURCE = "yeast-chr01"  # ships with the package
+# Ships with the package.
+DEFAULT_SOURCE = "yeast-chr01"
 ASSETS = Path(__file__).parent / "assets"
 GENBANK = (".gb", ".gbk", ".gbff")
 SUFFIXES = (".fa", ".fasta", ".fna", *GENBANK)
 _WHITE = b"\r\n \t"
-_CHUNK = 1 << 20  # bytes read at once
+# Bytes read at once.
+_CHUNK = 1 << 20
 _LONGEST_HEADER = 1 << 20
 # The empty block that ends a bgzip file: SAM, 4.1.2.
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -45,13 +47,20 @@ _BGZIP = re.compile(rb"\x1f\x8b\x08\x04.{6}..BC\x02\x00", re.DOTALL)
 
 @dataclass(frozen=True)
 class DnaSource:
-    """Files of one genome and how it is split; `find_source` makes one."""
+    """Files of one genome and how it is split; `find_source` makes one.
 
-    name: str  # in tables and files: "genomes", or "genome.fa split by genome.bed"
+    Attributes:
+        name: in tables and files, "genomes", or "genome.fa split by genome.bed".
+        bed: the file of the split; None for whole contigs by rule.
+        subset: rows of `bed` for contigs of other files are ignored.
+        whole: all is held out, as from a model that was not trained on it.
+    """
+
+    name: str
     files: tuple[Path, ...]
-    bed: Path | None = None  # its split; None for whole contigs by rule
-    subset: bool = False  # rows of `bed` for contigs of other files are ignored
-    whole: bool = False  # all is held out, as from a model that was not trained on it
+    bed: Path | None = None
+    subset: bool = False
+    whole: bool = False
 
 
 def find_source(

@@ -27,13 +27,16 @@ from zoo.errors import did_you_mean
 from zoo.files import near_file, opened
 
 HELDOUT_FRACTION = 0.05
-HELDOUT_OF_ONE = 0.1  # of a genome that is a single contig
-MAX_UNKNOWN = 0.1  # of a stretch
+# Held-out share of a genome that is a single contig.
+HELDOUT_OF_ONE = 0.1
+# Largest share of unknown bases in a stretch.
+MAX_UNKNOWN = 0.1
 # A contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in
 # training.
 _MOST = 3
 _SPLITS = ("train", "heldout", "valid", "validation", "val", "test")
-_SPLIT_KEY = b"priorzoo held-out contigs"  # fixed forever: shipped weights depend on it
+# Never to be changed: shipped weights depend on it.
+_SPLIT_KEY = b"priorzoo held-out contigs"
 _LONGEST_LINE = 1 << 20
 _MOST_ROWS = 1 << 22
 

@@ -47,8 +47,10 @@ NOT_A_BASE = 255
 SOFT = 8
 CODE = 7
 
-LONGEST_KMER = 8  # 65,536 targets
-SPECIALS = 3  # unknown, start, padding
+# A k-mer of 8 bases has 65,536 targets.
+LONGEST_KMER = 8
+# Unknown, start and padding.
+SPECIALS = 3
 
 
 def _code_table() -> bytes:
@@ -160,7 +162,8 @@ class KmerTokenizer(DnaTokenizer):
         self.k = k
         self.bases_per_token = float(k)
         self._powers = 4 ** np.arange(k - 1, -1, -1)
-        codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)  # (4^K, K)
+        # (4^K, K): the digits of each number.
+        codes = (np.arange(4**k)[:, None] // self._powers % 4).astype(np.uint8)
         self._table = np.concatenate([codes, np.full((1, k), UNKNOWN, np.uint8)])
 
     def encode(self, codes: np.ndarray) -> Encoded:

@@ -32,13 +32,18 @@ from modalities.tables import write_table
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-CELL_BASES = 1 << 16  # in a cell, at least one stretch
-DEFAULT_BASES = 1 << 18  # read at each length
+# Bases of a cell, which has at least one stretch.
+CELL_BASES = 1 << 16
+# Bases read at each length.
+DEFAULT_BASES = 1 << 18
 DEFAULT_STRETCH = 1 << 16
 PARTS = ("unique", "repeats", "soft-masked")
-SUMS = ("bits", "bases", "correct")  # of each stretch of a cell
-WORD = 16  # bases; of a genome of 40 million, 2% of the words stand elsewhere by chance
-LEAST = 24  # bases of a repeat, which is none by chance
+# Sums of each stretch of a cell.
+SUMS = ("bits", "bases", "correct")
+# Bases of a word; in a genome of 40 million, 2% of the words stand elsewhere by chance.
+WORD = 16
+# Bases of a repeat, which is none by chance.
+LEAST = 24
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,11 @@ class Bits(DnaEvaluator[BitsSettings]):
     """
 
     name = "bits"
-    version = 3  # 2 had other names in its cells
-    summary = "NLL, bits per base and next-base accuracy of held-out contigs against length, and by contig"
+    version = 3
+    summary = (
+        "NLL, bits per base and next-base accuracy of held-out contigs against length, "
+        "and by contig"
+    )
     scores = (
         Score(
             "bits_per_base",
@@ -275,7 +283,8 @@ class Bits(DnaEvaluator[BitsSettings]):
         write_table(out / f"{self.name}.contigs.csv", rows)
 
 
-Contig = dict[str, np.ndarray]  # `SUMS` of every stretch
+# The `SUMS` of every stretch.
+Contig = dict[str, np.ndarray]
 
 
 def _contigs(cells: Sequence[CellValue]) -> list[Contig]:

@@ -24,7 +24,8 @@ from modalities.statistics import standard_error
 from zoo.model import ZooModel
 from zoo.positions import slices
 
-WINDOW = 25  # bases of the sliding window of GC content
+# Bases of the sliding window of GC content.
+WINDOW = 25
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
     """
 
     name = "completion"
-    version = 2  # 1 had other fields in its cells
+    version = 2
     summary = (
         "continuations of held-out DNA: agreement with the truth beside chance, "
         "and Pearson r of GC content"

@@ -28,9 +28,12 @@ from zoo.model import ZooModel
 if TYPE_CHECKING:
     from rich.console import Console
 
-CELL_BASES = 1 << 18  # that the windows of a cell read, on one strand
-SHOWN = 20  # rows on the terminal
-SUMS = ("nats", "read", "bases", "known", "strong")  # of a record; `read` and nats on all strands
+# Bases that the windows of a cell read, on one strand.
+CELL_BASES = 1 << 18
+# Rows on the terminal.
+SHOWN = 20
+# Sums of a record; `read` and nats are of all strands.
+SUMS = ("nats", "read", "bases", "known", "strong")
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class RegionScore(RegionEvaluator):
     """
 
     name = "score"
-    version = 4  # 3 had other names in its cells
+    version = 4
     summary = "log-likelihood and bits per base of every record of a FASTA file, or region of a BED"
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:

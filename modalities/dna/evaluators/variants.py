@@ -41,15 +41,18 @@ from zoo.positions import slices
 if TYPE_CHECKING:
     from rich.console import Console
 
-WindowCosts = tuple[np.ndarray, np.ndarray]  # of each base of a window: nats, and whether it counts
+# Of each base of a window: nats, and whether it counts.
+WindowCosts = tuple[np.ndarray, np.ndarray]
 UNEVEN = (
     "bases that do not count alike in the two windows: unknown ones, or k-mers cut at their ends"
 )
 NOTHING_KNOWN = "no known base in its windows"
-# variants in a cell, cells of a file
+# Variants in a cell.
 LEAST_PART = 256
+# Cells of a file.
 MOST_PARTS = 64
-SHOWN = 10  # variants on the terminal
+# Variants on the terminal.
+SHOWN = 10
 NO_CONTIG = "a contig that is not in the reference"
 MISMATCH = "another base in the reference"
 NO_ROOM = "no room in its windows"
@@ -87,9 +90,9 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
     require("pysam", str(path), "dna")
     import pysam
 
-    # htslib says nothing on standard error meanwhile
     place = "the header"
-    before = pysam.set_verbosity(0)
+    # htslib says nothing on standard error meanwhile.
+    verbosity = pysam.set_verbosity(0)
     try:
         with pysam.VariantFile(str(path)) as file:
             for number in itertools.count(1):
@@ -97,20 +100,23 @@ def read_variants(path: str | Path) -> Iterator[Variant]:
                 record = next(file, None)
                 if record is None:
                     return
-                str(record)  # raises for bytes that are no text
+                # Raises for bytes that are no text.
+                str(record)
                 ref = (record.ref or "").upper()
                 chrom = sys.intern(record.chrom)
                 for alt in record.alts or (".",):
-                    alt = alt.upper() if alt.isalpha() else alt  # breakends name contigs
+                    # The others are symbolic, and breakends name contigs.
+                    if alt.isalpha():
+                        alt = alt.upper()
                     reason = _unscorable(record.pos, ref, alt)
                     yield Variant(chrom, record.pos, record.id or ".", ref, alt, place, reason)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        what = (
+        reason = (
             "truncated, damaged or malformed VCF or BCF, or compressed with gzip and not with bgzip"
         )
-        raise ValueError(f"{path}, {place}: {what} ({error})") from error
+        raise ValueError(f"{path}, {place}: {reason} ({error})") from error
     finally:
-        pysam.set_verbosity(before)
+        pysam.set_verbosity(verbosity)
 
 
 def _unscorable(pos: int, ref: str, alt: str) -> str:
@@ -119,7 +125,8 @@ def _unscorable(pos: int, ref: str, alt: str) -> str:
         return "position 0: positions count from 1"
     if not alt.isalpha():
         return f"a symbolic allele: {alt or 'none'}"
-    _, old, new = _trimmed(ref, alt)  # a common base may be an N before a deletion
+    # A common base may be an N before a deletion.
+    _, old, new = _trimmed(ref, alt)
     if not ref or set(old + new) - set("ACGT"):
         return f"alleles that are not all A, C, G, T: {ref or 'none'}, {alt}"
     return "ALT equal to REF" if ref == alt else ""
@@ -170,31 +177,39 @@ def _trimmed(ref: str, alt: str) -> tuple[int, str, str]:
     return cut, ref[cut:], alt[cut:]
 
 
-def normalize(genome: Genome, chrom: str, at: int, ref: str, alt: str) -> Change:
-    """The change that REF → ALT at base `at` (from 0) makes, equal for every spelling of a
+def normalize(genome: Genome, chrom: str, start: int, ref: str, alt: str) -> Change:
+    """The change that REF → ALT at base `start` (from 0) makes, equal for every spelling of a
     haplotype: common ends are cut off, and an insertion or deletion moves left while the base
     before it equals its last one."""
     cut, ref, alt = _trimmed(ref, alt)
-    at += cut
+    start += cut
     if ref and alt:
-        return Change(chrom, at, ref, alt)
+        return Change(chrom, start, ref, alt)
     length = genome[chrom].length
     unit = encode(ref or alt)
-    stop = at + len(ref)
-    left = _repeated(unit[::-1], lambda size: genome.codes(chrom, max(0, at - size), at)[::-1])
-    right = _repeated(unit, lambda size: genome.codes(chrom, stop, min(length, stop + size)))
-    unit_left = decode(np.roll(unit, left % len(unit)))
-    return Change(
-        chrom, at - left, unit_left if ref else "", "" if ref else unit_left, left + right
-    )
+    stop = start + len(ref)
+
+    def leftward(size: int) -> np.ndarray:
+        return genome.codes(chrom, max(0, start - size), start)[::-1]
+
+    def rightward(size: int) -> np.ndarray:
+        return genome.codes(chrom, stop, min(length, stop + size))
+
+    left = _repeated(unit[::-1], leftward)
+    right = _repeated(unit, rightward)
+    # A unit that moves over part of itself begins at another of its bases.
+    moved = decode(np.roll(unit, left % len(unit)))
+    if ref:
+        return Change(chrom, start - left, moved, "", left + right)
+    return Change(chrom, start - left, "", moved, left + right)
 
 
 def _common(one: str, other: str) -> int:
     """Letters that two strings begin with alike."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+    for n, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return n
+    return min(len(one), len(other))
 
 
 def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
@@ -203,14 +218,18 @@ def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
     size = 64
     while True:
         codes = outward(size)
-        differ = np.flatnonzero(codes != np.concatenate([unit, codes])[: len(codes)])
-        if len(differ) or len(codes) < size:
-            return int(differ[0]) if len(differ) else len(codes)
+        # Each base is compared with that one unit before it.
+        period_before = np.concatenate([unit, codes])[: len(codes)]
+        differ = np.flatnonzero(codes != period_before)
+        if len(differ):
+            return int(differ[0])
+        if len(codes) < size:
+            return len(codes)
         size *= 4
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """A change, and bases [start, stop) of the reference, from which both windows are made; they
     share the flanks, of `left` and `right` bases."""
 
@@ -232,7 +251,7 @@ class Placed:
         return self.stop - self.start, self.stop - self.start + self.change.growth
 
 
-def place(change: Change, length: int, window: int, step: int = 1) -> Placed | int:
+def place(change: Change, length: int, window: int, step: int = 1) -> Placement | int:
     """Where the windows of a change lie on a contig of `length` bases; the bases of the longer
     window, W (`window`, or what the contig allows, in whole `step`), where it has no room for the
     alleles, or the shorter one for no token. With M = `change.longest` the left flank has ⌊(W − M)
@@ -243,77 +262,82 @@ def place(change: Change, length: int, window: int, step: int = 1) -> Placed | i
         return size
     reference = size - max(0, change.growth)
     start = max(0, min(change.start - (size - change.longest) // 2, length - reference))
-    return Placed(change, start, start + reference)
+    return Placement(change, start, start + reference)
 
 
-def haplotypes(genome: Genome, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
+def haplotypes(genome: Genome, placement: Placement) -> tuple[np.ndarray, np.ndarray]:
     """Codes of the reference's window and of the alternative one: both begin and end at the same
     bases of the reference."""
-    change = placed.change
-    codes = genome.codes(placed.change.chrom, placed.start, placed.stop)
-    return codes, np.concatenate(
-        [codes[: placed.left], encode(change.alt), codes[placed.left + len(change.ref) :]]
-    )
+    change = placement.change
+    codes = genome.codes(change.chrom, placement.start, placement.stop)
+    behind = codes[placement.left + len(change.ref) :]
+    return codes, np.concatenate([codes[: placement.left], encode(change.alt), behind])
 
 
 def score_haplotypes(
-    model: ZooModel, genome: Genome, placed: Sequence[Placed], *, strands: str, batch_tokens: int
+    model: ZooModel,
+    genome: Genome,
+    placements: Sequence[Placement],
+    *,
+    strands: str,
+    batch_tokens: int,
 ) -> list[tuple[WindowCosts, WindowCosts]]:
     """Costs of the reference's window and of the alternative one, for each change. Equal windows,
     such as the reference's of all alleles at a site, are read once."""
-    pairs = [tuple(codes.tobytes() for codes in haplotypes(genome, one)) for one in placed]
-    windows = list(dict.fromkeys(window for pair in pairs for window in pair))
+    pairs = []
+    windows: dict[bytes, None] = {}
+    for placement in placements:
+        reference, alternative = haplotypes(genome, placement)
+        pair = (reference.tobytes(), alternative.tobytes())
+        pairs.append(pair)
+        windows |= dict.fromkeys(pair)
     costs: dict[bytes, WindowCosts] = {}
-    for length in sorted({len(window) for window in windows}):
-        alike = [window for window in windows if len(window) == length]
-        for part in slices(
-            len(alike), max(1, batch_tokens // length)
-        ):  # scores take three times the memory of costs
-            codes = np.stack([np.frombuffer(window, np.uint8) for window in alike[part]])
+    for length in sorted(set(map(len, windows))):
+        of_length = [window for window in windows if len(window) == length]
+        # A batch at a time: scores take three times the memory of costs.
+        for part in slices(len(of_length), max(1, batch_tokens // length)):
+            codes = np.stack([np.frombuffer(window, np.uint8) for window in of_length[part]])
             scores = score_windows(
                 model, codes, strands=strands, by_base=True, batch_tokens=batch_tokens
             )
-            costs |= dict(
-                zip(
-                    alike[part],
-                    zip(scores.nll.numpy(), scores.bases.numpy() > 0, strict=True),
-                    strict=True,
-                )
-            )
+            nats = scores.nll.numpy()
+            counts = scores.bases.numpy() > 0
+            for n, window in enumerate(of_length[part]):
+                costs[window] = (nats[n], counts[n])
     return [(costs[reference], costs[alternative]) for reference, alternative in pairs]
 
 
-def effect(placed: Placed, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> Row:
+def effect(placement: Placement, costs: tuple[WindowCosts, WindowCosts], *, both: bool) -> Row:
     """What rows say of a change: log p(alternative window) − log p(reference window), NaN where
     other bases count in the two windows, with the `reason`. flank_llr_nats: the same of the bases
-    of the flanks alone; NaN where no base that counts is read
-    after the alleles. window, flank: bases of the longer window, and of both flanks together."""
-    (nats, counts), (other_nats, other_counts) = costs
+    of the flanks alone; NaN where no base that counts is read after the alleles. window, flank:
+    bases of the longer window, and of both flanks together."""
+    nats, counts = costs[0]
+    alt_nats, alt_counts = costs[1]
 
     def flanks(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([values[: placed.left], values[len(values) - placed.right :]])
+        return np.concatenate([values[: placement.left], values[len(values) - placement.right :]])
 
+    growth = alt_counts.sum() - counts.sum()
     reason = ""
-    if not counts.any() or not other_counts.any():
+    if not counts.any() or not alt_counts.any():
         reason = NOTHING_KNOWN
-    elif (
-        other_counts.sum() - counts.sum() != placed.change.growth
-        or flanks(counts).sum() != flanks(other_counts).sum()
-    ):
+    elif growth != placement.change.growth or flanks(counts).sum() != flanks(alt_counts).sum():
         reason = UNEVEN
-    llr = math.nan if reason else float(nats.sum()) - float(other_nats.sum())
-    behind = (
-        flanks(counts) if both else counts[len(counts) - placed.right :]
-    )  # read after the alleles, on some strand
-    readable = not reason and behind.any()
+    llr = math.nan
+    if not reason:
+        llr = float(nats.sum()) - float(alt_nats.sum())
+    # Bases that are read after the alleles, on some strand.
+    after_alleles = flanks(counts) if both else counts[len(counts) - placement.right :]
+    flank_llr = math.nan
+    if not reason and after_alleles.any():
+        flank_llr = float(flanks(nats).sum()) - float(flanks(alt_nats).sum())
     return {
         "llr_nats": llr,
         "llr_bits": llr / BIT,
-        "flank_llr_nats": float(flanks(nats).sum()) - float(flanks(other_nats).sum())
-        if readable
-        else math.nan,
-        "window": max(placed.sizes),
-        "flank": placed.left + placed.right,
+        "flank_llr_nats": flank_llr,
+        "window": max(placement.sizes),
+        "flank": placement.left + placement.right,
         "reason": reason,
     }
 
@@ -347,7 +371,7 @@ class Variants(FileEvaluator[VariantSettings]):
     """
 
     name = "variants"
-    version = 5  # 4 had other columns
+    version = 5
     summary = (
         "log-likelihood ratio of alternative to reference allele for every variant of a VCF or BCF"
     )
@@ -359,10 +383,9 @@ class Variants(FileEvaluator[VariantSettings]):
         return f"{self.settings.variants} on {self.settings.fasta}"
 
     def identity(self, model: ZooModel) -> Row:
-        return {
-            "reference": self.genome().fingerprint,
-            "variants": self.file()[1],
-        } | super().identity(model)
+        _, digest = self.file()
+        identity: Row = {"reference": self.genome().fingerprint, "variants": digest}
+        return identity | super().identity(model)
 
     def file(self) -> tuple[str, str]:
         """The file of variants, and a hash of it."""
@@ -370,112 +393,138 @@ class Variants(FileEvaluator[VariantSettings]):
         if path is None:
             raise ValueError("variants needs a VCF or BCF: name one with --variants")
         if not Path(path).is_file():
-            next(read_variants(path))  # raises
+            # Raises, with the nearest name.
+            next(read_variants(path))
         return path, file_sha256(path)[:16]
 
     def cells(self, model: ZooModel) -> list[Cell]:
         step = load_tokenizer(model.config.tokenizer).step
         entries = _entries(*self.file(), self.genome(), self.window(model), step)
         size = max(LEAST_PART, math.ceil(len(entries) / MOST_PARTS))
-        parts = {n: entries[n : n + size] for n in range(0, len(entries), size)}
-        costs = {
-            n: sum(sum(placed.sizes) for _, placed in part if placed) for n, part in parts.items()
-        }
-        return [Cell(f"variants={n}", costs[n], {"entries": part}) for n, part in parts.items()]
+        cells = []
+        for start in range(0, len(entries), size):
+            part = entries[start : start + size]
+            cost = sum(sum(placement.sizes) for _, placement in part if placement)
+            cells.append(Cell(f"variants={start}", cost, {"entries": part}))
+        return cells
 
     def measure(self, model: ZooModel, cell: Cell) -> CellValue:
         entries = cell.data["entries"]
         strands = strands_of(model, self.settings)
-        placed = [where for _, where in entries if where]
-        tokens = self.settings.batch_tokens
         costs = iter(
-            score_haplotypes(model, self.genome(), placed, strands=strands, batch_tokens=tokens)
+            score_haplotypes(
+                model,
+                self.genome(),
+                [placement for _, placement in entries if placement],
+                strands=strands,
+                batch_tokens=self.settings.batch_tokens,
+            )
         )
         rows = []
-        for variant, where in entries:
-            row = {name: getattr(variant, name) for name in ("chrom", "pos", "id", "ref", "alt")}
-            row["kind"] = where.change.kind if where else ""
-            numbers = effect(where, next(costs), both=strands == "both") if where else UNSCORED
-            rows.append(row | {"reason": variant.reason} | numbers)
+        for variant, placement in entries:
+            row = {
+                "chrom": variant.chrom,
+                "pos": variant.pos,
+                "id": variant.id,
+                "ref": variant.ref,
+                "alt": variant.alt,
+                "kind": placement.change.kind if placement else "",
+                "reason": variant.reason,
+            }
+            if placement:
+                row |= effect(placement, next(costs), both=strands == "both")
+            else:
+                row |= UNSCORED
+            rows.append(row)
         return {"rows": rows}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        return [row for cell in cells.values() for row in cell["rows"]]
+        rows: list[Row] = []
+        for cell in cells.values():
+            rows += cell["rows"]
+        return rows
 
     def measured(self, results: list[ModelResult]) -> str:
         rows = results[0].rows
         reasons = Counter(row["reason"].split(":")[0] for row in rows if row["reason"])
-        left_out = "".join(
-            f"; not scored: {count:,} with {reason}" for reason, count in reasons.most_common()
-        )
-        return f"variants: {len(rows) - reasons.total():,} of {len(rows):,} alleles of {self.source_name}{left_out}"
+        scored = len(rows) - reasons.total()
+        text = f"variants: {scored:,} of {len(rows):,} alleles of {self.source_name}"
+        for reason, count in reasons.most_common():
+            text += f"; not scored: {count:,} with {reason}"
+        return text
 
     def show(self, results: list[ModelResult], console: Console) -> None:
         """Each model's least likely alternative alleles."""
         for result, model in zip(results, short_names(results), strict=True):
-            scored = sorted(
-                (row for row in result.rows if not row["reason"]), key=lambda row: row["llr_nats"]
-            )
-            rows = []
+            scored = [row for row in result.rows if not row["reason"]]
+            scored.sort(key=lambda row: row["llr_nats"])
+            lines = []
             for row in scored[:SHOWN]:
-                ref, alt = (
-                    text if len(text) <= 12 else f"{text[:11]}…"
-                    for text in (row["ref"], row["alt"])
-                )
-                ratios = (f"{row[name]:+.3f}" for name in ("llr_nats", "llr_bits"))
-                rows.append(
+                lines.append(
                     [
                         f"{row['chrom']}:{row['pos']}",
                         row["id"],
-                        f"{ref}→{alt}",
+                        f"{_shortened(row['ref'])}→{_shortened(row['alt'])}",
                         row["kind"],
-                        *ratios,
+                        f"{row['llr_nats']:+.3f}",
+                        f"{row['llr_bits']:+.3f}",
                     ]
                 )
             title = f"variants: {model}; least likely alternatives"
             columns = ["log p(alt) − log p(ref), nats", "bits"]
-            print_table(console, title, ["place", "id", "change", "kind"], columns, rows)
+            print_table(console, title, ["place", "id", "change", "kind"], columns, lines)
 
 
-Entry = tuple[Variant, Placed | None]  # with a reason where it has no place
+def _shortened(allele: str) -> str:
+    return allele if len(allele) <= 12 else f"{allele[:11]}…"
+
+
+# A variant has a reason where it has no placement.
+Entry = tuple[Variant, Placement | None]
 
 
 @lru_cache(maxsize=2)
 def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> tuple[Entry, ...]:
-    """Every variant of a file, placed. `digest`: the file's hash, so that a changed file is another
+    """Every variant of a file, and where its windows lie. `digest`: the file's hash, so that a changed file is another
     one. ValueError for no variants, or none that fits the reference."""
-    entries = tuple(_placed(genome, variant, window, step) for variant in read_variants(path))
+    entries = tuple(
+        _place_variant(genome, variant, window, step) for variant in read_variants(path)
+    )
     if not entries:
         raise ValueError(f"{path} has no variants")
-    other = [variant for variant, _ in entries if variant.reason.startswith((NO_CONTIG, MISMATCH))]
-    if other and not any(
-        placed or variant.reason.startswith(NO_ROOM) for variant, placed in entries
-    ):
+    misfits = [one for one, _ in entries if one.reason.startswith((NO_CONTIG, MISMATCH))]
+    fits = any(placement or one.reason.startswith(NO_ROOM) for one, placement in entries)
+    if misfits and not fits:
+        first = misfits[0]
         names = [contig.name for contig in genome.contigs]
-        hint = "" if other[0].chrom in names else did_you_mean(other[0].chrom, names)
+        hint = "" if first.chrom in names else did_you_mean(first.chrom, names)
         raise ValueError(
-            f"none of the {len(other)} variants of {path} fits {genome.files[0]}; the first has {other[0].reason}. "
-            f"{hint}contigs of the reference: {', '.join(names[:5])}; positions count from 1"
+            f"none of the {len(misfits)} variants of {path} fits {genome.files[0]}; "
+            f"the first has {first.reason}. {hint}"
+            f"contigs of the reference: {', '.join(names[:5])}; positions count from 1"
         )
     return entries
 
 
-def _placed(genome: Genome, variant: Variant, window: int, step: int) -> Entry:
+def _place_variant(genome: Genome, variant: Variant, window: int, step: int) -> Entry:
     if variant.reason:
         return variant, None
-    if variant.chrom not in genome:
-        return replace(variant, reason=f"{NO_CONTIG}: {variant.place}: {variant.chrom!r}"), None
-    at = variant.pos - 1
-    length = genome[variant.chrom].length
-    bases = decode(genome.codes(variant.chrom, min(at, length), min(at + len(variant.ref), length)))
+    chrom = variant.chrom
+    if chrom not in genome:
+        return replace(variant, reason=f"{NO_CONTIG}: {variant.place}: {chrom!r}"), None
+    start = variant.pos - 1
+    length = genome[chrom].length
+    codes = genome.codes(chrom, min(start, length), min(start + len(variant.ref), length))
+    bases = decode(codes)
     if bases != variant.ref:
-        there = f"has {bases}" if bases else f"lies beyond its {length}"
-        where = f"{variant.place}: REF is {variant.ref}, {variant.chrom}:{variant.pos} of the reference {there}"
-        return replace(variant, reason=f"{MISMATCH}: {where}"), None
-    change = normalize(genome, variant.chrom, at, variant.ref, variant.alt)
-    placed = place(change, length, window, step)
-    if isinstance(placed, Placed):
-        return variant, placed
+        content = f"has {bases}" if bases else f"lies beyond its {length}"
+        detail = f"REF is {variant.ref}, {chrom}:{variant.pos} of the reference {content}"
+        return replace(variant, reason=f"{MISMATCH}: {variant.place}: {detail}"), None
+    change = normalize(genome, chrom, start, variant.ref, variant.alt)
+    outcome = place(change, length, window, step)
+    if isinstance(outcome, Placement):
+        return variant, outcome
+    shorter = max(0, outcome - abs(change.growth))
     alleles = f"the alleles, wherever their repeat can move them, span {change.longest:,} bases"
-    sizes = f"the longer window has {placed:,}, the other {max(0, placed - abs(change.growth)):,}"
+    sizes = f"the longer window has {outcome:,}, the other {shorter:,}"
     return replace(variant, reason=f"{NO_ROOM}: {alleles}; {sizes}"), None

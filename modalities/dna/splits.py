@@ -254,7 +254,7 @@ class GenomeSplit:
     def reaching(self, share: float) -> int:
         """The greatest length such that contigs with this share of the held-out bases have a region
         that long."""
-        sizes = [[len(region) for region in regions] for regions in self.contigs.values()]
+        sizes = [list(map(len, regions)) for regions in self.contigs.values()]
         longest_first = sorted(sizes, key=max, reverse=True)
         totals = np.cumsum([sum(lengths) for lengths in longest_first])
         enough = int(np.searchsorted(totals, share * totals[-1]))

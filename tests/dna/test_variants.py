@@ -14,17 +14,11 @@ import pytest
 import torch
 
 from modalities.dna.evaluators import variants
-from modalities.dna.evaluators.variants import (
-    Change,
-    Variant,
-    Variants,
-    VariantSettings,
-    normalize,
-    read_variants,
-)
+from modalities.dna.evaluators.variants import Variants, VariantSettings
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
 from modalities.dna.tokenizers import decode, load_tokenizer, reverse_complement
+from modalities.dna.variants import Change, Variant, normalize, read_variants
 from recipes.evaluate import main
 from tests.dna.models import Composed, genome_of, letters, tiny, write_fasta
 from tests.launching import call

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modalities.dna.evaluators.variants import read_variants
 from modalities.dna.genome import open_genome
 from modalities.dna.sources import find_source
+from modalities.dna.variants import read_variants
 from modalities.settings import LengthSettings
 from modalities.text import CausalLM, TextConfig, sources
 from modalities.text.data import TokenCorpus, corpus_of

@@ -37,8 +37,9 @@ __all__ = [
 ]
 
 Model = TypeVar("Model", bound=nn.Module)
-ADAPTER = "adapter.json"  # of an adapter folder
-# Imported when a model of theirs is adapted.
+# The record in an adapter folder.
+ADAPTER = "adapter.json"
+# The file for each library, which is imported when a model of it is adapted.
 LIBRARIES = {"transformers": "zoo.adapters.hf", "timm": "zoo.adapters.timm"}
 
 
@@ -78,8 +79,7 @@ def adapt(
 
     Raises:
         ValueError: for a model that is not served or has priors already, a position method that is
-        no prior or depends on the
-            layer's input, and "priors" for a prior without parameters.
+            no prior or depends on the layer's input, and "priors" for a prior without parameters.
     """
     library = _library(model)
     if not isinstance(position, str):
@@ -93,13 +93,20 @@ def adapt(
         raise ValueError(f"{type(model).__name__} has priors already")
     if train not in ("all", "priors"):
         raise ValueError(f"unknown train={train!r}; {nearest(train, ('all', 'priors'))}")
-    library.adapt(
-        model,
-        Request(position, dict(options or {}), keep_rope, ssmax, train_context, train == "priors"),
+    request = Request(
+        position,
+        dict(options or {}),
+        keep_rope=keep_rope,
+        ssmax=ssmax,
+        train_context=train_context,
+        alone=train == "priors",
     )
-    priors = prior_parameters(model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and (train == "all" or name in priors))
+    library.adapt(model, request)
+    if train == "priors":
+        priors = prior_parameters(model)
+        for name, parameter in model.named_parameters():
+            if name not in priors:
+                parameter.requires_grad_(False)
     return model
 
 
@@ -110,13 +117,15 @@ def limited_reach(
     tokens back, or by K = −(distance/soft)⁸. The first `sinks` tokens stay seen."""
     if (window is None) == (soft is None):
         raise ValueError("expected one of window and soft, in tokens")
-    options: Options = {"length": window, "beyond": "zero", "learnable": False}
-    if soft is not None:
+    if soft is None:
+        position = "table"
+        options: Options = {"length": window, "beyond": "zero", "learnable": False}
+    else:
+        position = "ggd"
         options = {"init": {"alpha": -8 * math.log(soft), "beta": 8.0}}
-    return {
-        "position": "ggd" if soft else "table",
-        "options": options | ({"sinks": sinks} if sinks else {}),
-    }
+    if sinks:
+        options["sinks"] = sinks
+    return {"position": position, "options": options}
 
 
 def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -132,41 +141,42 @@ def save_adapted(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     if isinstance(record, dict) and "base" in record:
         return import_module("zoo.adapters.released").save_adapter(model, Path(folder))
     if getattr(model, "peft_config", None) is not None:
-        cure = "merge_and_unload() it first, or save_pretrained() the adapter with modules_to_save=['position_bias']"
         raise ValueError(
-            f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: {cure}"
+            f"{type(model).__name__} has adapters of PEFT, and would be saved without its priors: "
+            "merge_and_unload() it first, or save_pretrained() the adapter with "
+            "modules_to_save=['position_bias']"
         )
-    _library(model).save(model, Path(folder))
-    for file in Path(folder).glob(
-        "model*.safetensors"
-    ):  # safetensors makes files that only their owner can read
-        shutil.copymode(Path(folder) / "config.json", file)
+    folder = Path(folder)
+    _library(model).save(model, folder)
+    # safetensors makes files that only their owner can read.
+    for file in folder.glob("model*.safetensors"):
+        shutil.copymode(folder / "config.json", file)
 
 
 def list_adapters(pattern: str = "*") -> list[str]:
     """Names of the adapters of released models that ship, which match a shell pattern."""
-    return fnmatch.filter(
-        sorted(path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")), pattern
-    )
+    names = [path.parent.name for path in WEIGHTS.glob(f"*/{ADAPTER}")]
+    return fnmatch.filter(sorted(names), pattern)
 
 
 def find_folder(name: str) -> str:
     """The folder of a shipped adapter, or of a base that `priorzoo fetch-data` made, by its name;
     any other path or name."""
-    places = (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json")
-    return next(
-        (str(file.parent) for file in places if file.is_file() and not Path(name).is_dir()), name
-    )
+    if Path(name).is_dir():
+        return name
+    for file in (WEIGHTS / name / ADAPTER, data_folder() / name / "config.json"):
+        if file.is_file():
+            return str(file.parent)
+    return name
 
 
 def hub_name(name: str) -> tuple[str, Options]:
     """What transformers takes for a model: its folder or name of the hub; of a file NAME.gguf its
     folder and `gguf_file`."""
-    return (
-        (str(Path(name).parent), {"gguf_file": Path(name).name})
-        if name.endswith(".gguf")
-        else (name, {})
-    )
+    if not name.endswith(".gguf"):
+        return name, {}
+    file = Path(name)
+    return str(file.parent), {"gguf_file": file.name}
 
 
 def load_adapted(
@@ -182,9 +192,8 @@ def load_adapted(
     """
     folder = find_folder(os.fspath(folder))
     if (Path(folder) / ADAPTER).is_file():
-        return import_module("zoo.adapters.released").load_adapter(
-            Path(folder), base=base, merge=merge, **kwargs
-        )
+        released = import_module("zoo.adapters.released")
+        return released.load_adapter(Path(folder), base=base, merge=merge, **kwargs)
     if base is not None:
         raise ValueError(
             f"{folder} has no {ADAPTER}: it holds a whole model, or none, and takes no base"

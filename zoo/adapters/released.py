@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from zoo.adapters.layer import RECORD, Request, has_priors, prior_parameters
 from zoo.errors import Options, nearest, require
 from zoo.files import data_folder, read_object, read_tensors, replacing_path, write_json, write_text
 
-SCALINGS = {
-    "yarn": "yarn",
-    "linear": "linear",
-    "ntk": "dynamic",
-}  # of a rotation, and what transformers calls them
+# Scalings of a rotation, and what transformers calls them.
+SCALINGS = {"yarn": "yarn", "linear": "linear", "ntk": "dynamic"}
+# Settings that are arguments of `limited_reach`.
 REACH = ("window", "soft", "sinks")
 TENSORS = "adapter.safetensors"
 LORA = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -35,7 +33,8 @@ CARD = """---
 base_model: {base}
 library_name: priorzoo
 ---
-`zoo.load_adapted("FOLDER", base="{base}")` puts this adapter on its base; of a shipped one FOLDER is its name.
+`zoo.load_adapted("FOLDER", base="{base}")` puts this adapter on its base; \
+of a shipped one FOLDER is its name.
 
 | | |
 |---|---|
@@ -49,36 +48,28 @@ def open_released(
     """A causal LM of a folder, a GGUF file or the hub under `settings`, on which a prior or LoRA
     may be put.
 
-    settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft` with
-    `sinks`, as in
-        `limited_reach`, a prior; `dtype`; any other key is a field of its configuration, such as
-        rope_parameters.rope_theta.
-    kwargs: of transformers' from_pretrained. Raises ValueError for settings that the model does not
-    have.
+    Args:
+        settings: `yarn`, `linear` or `ntk` (dynamic), a factor of its rotation; `window` or `soft`
+            with `sinks`, as in `limited_reach`, a prior; `dtype`; any other key is a field of its
+            configuration, such as rope_parameters.rope_theta.
+        kwargs: of transformers' from_pretrained.
+
+    Raises:
+        ValueError: for settings that the model does not have.
     """
     values = {key: _value(key, text) for key, text in (settings or {}).items()}
     name = find_folder(name)
     source, file = hub_name(name)
-    options: Options = (
-        {"dtype": values.pop("dtype", torch.float32 if file else "auto")} | file | kwargs
-    )
+    dtype = values.pop("dtype", torch.float32 if file else "auto")
+    options: Options = {"dtype": dtype, **file, **kwargs}
     if values:
-        config = options["config"] = AutoConfig.from_pretrained(
-            source, trust_remote_code=False, **file
-        )
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **file)
         for key, value in values.items():
             if key in SCALINGS:
-                tables = getattr(config.get_text_config(), "rope_parameters", None)
-                if not tables:
-                    raise ValueError(
-                        f"{config.model_type} has no rotation to scale by {key}={value}"
-                    )
-                # Of a model with windows those layers alone that look further.
-                tables.get("full_attention", tables).update(
-                    rope_type=SCALINGS[key], factor=float(value)
-                )
+                _scale_rotation(config, key, value)
             elif key not in REACH:
                 _set_field(config, key, value)
+        options["config"] = config
     model = hf.load_whole(
         AutoModelForCausalLM.from_pretrained, source, trust_remote_code=False, **options
     )
@@ -86,22 +77,39 @@ def open_released(
         # Its weights are in `dtype` now, and can be saved.
         model.__dict__ |= {"hf_quantizer": None, "is_quantized": False}
         model.config.__dict__.pop("quantization_config", None)
-    place = Path(name).absolute()
-    fetched = place.parent == data_folder().absolute()  # goes by its name alone, on any machine
-    base = {"name": place.name if fetched else str(place) if place.exists() else name}
     reach = {key: values.pop(key) for key in REACH if key in values}
-    record = {
-        "base": base,
+    model.__dict__[RECORD] = {
+        "base": {"name": _base_name(name)},
         "settings": values,
         "reach": reach,
         "priors": None,
         "lora": None,
         "training": {},
     }
-    model.__dict__[RECORD] = record
     if reach:
         adapt(model, **limited_reach(**reach))
     return model
+
+
+def _scale_rotation(config: PretrainedConfig, scaling: str, factor: float) -> None:
+    """Set a scaling of the rotation in a configuration."""
+    tables = getattr(config.get_text_config(), "rope_parameters", None)
+    if not tables:
+        raise ValueError(f"{config.model_type} has no rotation to scale by {scaling}={factor}")
+    # Of a model with windows those layers alone that look further.
+    table = tables.get("full_attention", tables)
+    table.update(rope_type=SCALINGS[scaling], factor=float(factor))
+
+
+def _base_name(name: str) -> str:
+    """What an adapter calls its base: a name in the data folder, which any machine may have, the
+    absolute path of another folder or file, or a name of the hub."""
+    path = Path(name).absolute()
+    if path.parent == data_folder().absolute():
+        return path.name
+    if path.exists():
+        return str(path)
+    return name
 
 
 def add_lora(model: PreTrainedModel, rank: int) -> None:
@@ -112,11 +120,15 @@ def add_lora(model: PreTrainedModel, rank: int) -> None:
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()} & LORA
-    # None: as PEFT has it for the architecture.
-    inject_adapter_in_model(
-        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(names) or None), model
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        # None: as PEFT has it for the architecture.
+        target_modules=sorted(names) or None,
     )
-    cast_adapter_dtype(model, "default")  # to float32: small steps are lost in bfloat16
+    inject_adapter_in_model(config, model)
+    # To float32: small steps are lost in bfloat16.
+    cast_adapter_dtype(model, "default")
     model.__dict__[RECORD]["lora"] = rank
 
 
@@ -129,7 +141,8 @@ def merge_lora(model: PreTrainedModel) -> None:
             module.merge()
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, module.get_base_layer())
-    model.__dict__.pop(RECORD, None)  # a whole model from now on
+    # It is a whole model from here on.
+    model.__dict__.pop(RECORD, None)
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -139,11 +152,12 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     record = model.__dict__[RECORD] | {"priors": priors}
     tensors = _trained(model)
     window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    record["base"] = (
-        _identity(model)
-        | {"digest": weights_digest(model, priors), "window": window}
-        | record["base"]
-    )
+    record["base"] = {
+        **_identity(model),
+        "digest": weights_digest(model, priors),
+        "window": window,
+        **record["base"],
+    }
     with replacing_path(folder / TENSORS) as file:
         save_file(tensors, file)
     write_record(record, folder)
@@ -152,23 +166,31 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 def write_record(record: Options, folder: Path) -> None:
     """Write adapter.json and the card, with `measured`, rows of scores by length, where the record
     has them."""
-    facts = {"base": record["base"]["name"], "settings": json.dumps(record["settings"])}
-    facts |= {
+    facts = {
+        "base": record["base"]["name"],
+        "settings": json.dumps(record["settings"]),
         "priors": json.dumps(record["priors"]),
         "LoRA rank": record["lora"] or "none",
-    } | record["training"]
+        **record["training"],
+    }
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    measured = ""
-    if scores := record.get("measured"):
-        columns = list(dict.fromkeys(name for row in scores for name in row))
-        lines = [
-            columns,
-            ["---:"] * len(columns),
-            *([row.get(name, "–") for name in columns] for row in scores),
-        ]
-        measured = "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
-    write_text(folder / "README.md", CARD.format(base=facts["base"], rows=rows) + measured)
+    card = CARD.format(base=facts["base"], rows=rows)
+    measured = record.get("measured")
+    if measured:
+        card += "\n" + _scores_table(measured)
+    write_text(folder / "README.md", card)
     write_json(folder / ADAPTER, record)
+
+
+def _scores_table(measured: Sequence[Options]) -> str:
+    """Rows of scores as a table of Markdown."""
+    columns: list[str] = []
+    for row in measured:
+        columns += [name for name in row if name not in columns]
+    lines = [columns, ["---:"] * len(columns)]
+    for row in measured:
+        lines.append([str(row.get(name, "–")) for name in columns])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def load_adapter(
@@ -183,37 +205,28 @@ def load_adapter(
     ValueError for a base of other sizes or, where something was trained, other weights."""
     record = read_object(folder / ADAPTER)
     tensors = read_tensors(folder / TENSORS)
-    made_for = record["base"]
     name = base or record["base"]["name"]
     stored = {key: json.dumps(value) for key, value in record["settings"].items()}
     try:
         model = open_released(name, {**stored, **(settings or {})}, **kwargs)
     except OSError as error:
-        cure = (
-            f"`priorzoo fetch-data text {name}`, or base=FOLDER"
-            if Path(name).name == name
-            else "give base=FOLDER"
-        )
+        cure = "give base=FOLDER"
+        if Path(name).name == name:
+            cure = f"`priorzoo fetch-data text {name}`, or base=FOLDER"
         raise ValueError(
             f"{folder} is an adapter of {name}, which is no folder and not of the hub: {cure}"
         ) from error
-    counts = tensors and made_for["digest"]
-    identity = _identity(model) | {
-        "digest": weights_digest(model, record["priors"]) if counts else made_for["digest"]
-    }
-    for key in ("architecture", "sizes", "digest"):
-        if identity[key] != made_for[key]:
-            what = f"{key} {identity[key]}, expected {made_for[key]}"
-            raise ValueError(
-                f"{folder} is an adapter of {made_for['name']}, and {name} is another model: {what}"
-            )
+    _check_base(model, name, record, folder, trained=bool(tensors))
     if record["lora"]:
         add_lora(model, record["lora"])
-    if priors := record["priors"]:
+    priors = record["priors"]
+    if priors:
         if has_priors(model):
             raise ValueError(f"{folder} has a prior: window, soft and sinks do not apply")
         hf.adapt(model, Request(**priors))
-    model.__dict__[RECORD] |= {key: record[key] for key in ("reach", "training") if key in record}
+    for key in ("reach", "training"):
+        if key in record:
+            model.__dict__[RECORD][key] = record[key]
     expected = _trained(model)
     if expected.keys() != tensors.keys():
         odd = sorted(expected.keys() ^ tensors.keys())[0]
@@ -224,15 +237,32 @@ def load_adapter(
     return model.eval()
 
 
+def _check_base(
+    model: PreTrainedModel, name: str, record: Options, folder: Path, *, trained: bool
+) -> None:
+    """ValueError for a base of other sizes than the adapter's or, where something was trained, of
+    other weights."""
+    expected = record["base"]
+    identity = _identity(model)
+    if trained:
+        identity["digest"] = weights_digest(model, record["priors"])
+    for key, value in identity.items():
+        if value != expected[key]:
+            raise ValueError(
+                f"{folder} is an adapter of {expected['name']}, and {name} is another model: "
+                f"{key} {value}, expected {expected[key]}"
+            )
+
+
 def _trained(model: PreTrainedModel) -> dict[str, Tensor]:
     """Parameters of priors that can be trained, and of LoRA; what the record tells is not among
     them."""
     priors = prior_parameters(model)
-    return {
-        name: parameter.detach().cpu().contiguous()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (name in priors or ".lora_" in name)
-    }
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and (name in priors or ".lora_" in name):
+            tensors[name] = parameter.detach().cpu().contiguous()
+    return tensors
 
 
 def _value(key: str, text: str) -> Any:
@@ -248,20 +278,24 @@ def _value(key: str, text: str) -> Any:
 
 
 def _set_field(config: PretrainedConfig, key: str, value: object) -> None:
+    """Set a field of a configuration, or of its text model's, to which dots lead."""
     *path, last = key.split(".")
-    place: Any = config if hasattr(config, (path or [last])[0]) else config.get_text_config()
+    first = path[0] if path else last
+    place: Any = config if hasattr(config, first) else config.get_text_config()
     for part in path:
         place = place.get(part) if isinstance(place, dict) else getattr(place, part, None)
-    if not (last in place if isinstance(place, dict) else hasattr(place, last)):
-        hint = nearest(
-            key,
-            {*SCALINGS, *REACH, "dtype", *config.to_dict(), *config.get_text_config().to_dict()},
-        )
+    if isinstance(place, dict) and last in place:
+        place[last] = value
+    elif not isinstance(place, dict) and hasattr(place, last):
+        setattr(place, last, value)
+    else:
+        fields = {*config.to_dict(), *config.get_text_config().to_dict()}
+        hint = nearest(key, {*SCALINGS, *REACH, "dtype", *fields})
         raise ValueError(f"{config.model_type} has no field {key!r} in its configuration; {hint}")
-    place.update({last: value}) if isinstance(place, dict) else setattr(place, last, value)
 
 
 def _identity(model: PreTrainedModel) -> Options:
+    """Architecture and sizes of a base."""
     config = model.config.get_text_config()
     sizes = [
         config.num_hidden_layers,
@@ -277,22 +311,18 @@ def weights_digest(model: PreTrainedModel, record: Options | None = None) -> str
     without learned positions where the record of its priors says that they are taken out."""
     digest = hashlib.sha256()
     priors = prior_parameters(model)
-    taken_out = set() if record is None or record["keep_rope"] else {*hf.LEARNED}
-    base = {
-        n.replace(".base_layer.", "."): p for n, p in model.named_parameters() if n not in priors
-    }
+    removed: set[str] = set()
+    if record is not None and not record["keep_rope"]:
+        removed.update(hf.LEARNED)
+    base = {}
+    for name, parameter in model.named_parameters():
+        if name not in priors:
+            # PEFT has a layer with LoRA as its `base_layer`.
+            base[name.replace(".base_layer.", ".")] = parameter
     for name, parameter in sorted(base.items()):
-        if ".lora_" in name or not taken_out.isdisjoint(name.split(".")):
+        if ".lora_" in name or not removed.isdisjoint(name.split(".")):
             continue
         digest.update(name.encode())
-        digest.update(
-            parameter.detach()
-            .cpu()
-            .bfloat16()
-            .contiguous()
-            .flatten()
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        weights = parameter.detach().cpu().bfloat16().contiguous().flatten()
+        digest.update(weights.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

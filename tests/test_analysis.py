@@ -23,7 +23,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "ggd": {"groups": 1, "queries": 5, "ssmax": True},
     "goat": {"documents": True, "ssmax": True},
     "fire": {"documents": True, "window": 3},
-    **{name: {} for name in ("cable", "matrix", "goat2d", "ggd2d", "lookhere2d")},
+    **{name: {} for name in ("cable", "goat2d", "ggd2d", "lookhere2d")},
 }
 
 

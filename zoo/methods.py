@@ -210,8 +210,6 @@ def _complete(methods: Mapping[str, Method], supplied: Sequence[str]) -> list[st
     """Names of sums, and of methods that need nothing but what a model supplies."""
     names = [*SUMS]
     for name, method in methods.items():
-        if getattr(method.make, "requires_options", False):
-            continue
         if _required(method.make) <= {*supplied, *method.fixed}:
             names.append(name)
     return sorted(names)

@@ -29,8 +29,7 @@ def recipe(position, options):
 
 def summed():
     rates = -torch.tensor([[0.1], [0.7]]) * torch.arange(5)
-    waves = torch.arange(256.0)[:, None].add(torch.arange(256.0)).sin()
-    return recipe("matrix+table", {"table": {"values": rates}, "matrix": {"values": waves}})
+    return recipe("alibi+table", {"table": {"values": rates}})
 
 def unknown():
     return recipe("table", {"beyond": print})

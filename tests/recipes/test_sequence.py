@@ -25,7 +25,8 @@ from recipes.train import main
 from tests.ranks import Ranks
 from tests.recipes.test_train import same
 from zoo.methods import list_positions
-from zoo.priors import PRIORS, TablePrior, create_prior
+from zoo.priors import PRIORS, Prior, TablePrior, create_prior
+from zoo.priors.terms import PriorTerms
 
 LENGTH = 48
 SMALL: dict[str, Any] = dict(
@@ -156,16 +157,23 @@ class Reads(Outside):
     num_lanes = 1
 
 
+class Dense(Prior):
+    """A bias over pairs of positions."""
+
+    by_head = ()
+
+    def forward(self, q_pos, k_pos, *, causal, x=None):
+        return PriorTerms(bias=torch.zeros(1, self.num_heads, q_pos.length, k_pos.length))
+
+
 def test_a_prior_that_does_not_fit_is_refused(monkeypatch):
     for name in list_positions():
         assert build(**SMALL | {"position": name}).refuses_sequence(2) is None
     monkeypatch.setitem(PRIORS, "reads", Reads)
     for position in ("reads", "ggd+reads"):
         assert "by_head" in build(**SMALL | {"position": position}).refuses_sequence(2)
-    values = {"values": torch.randn(4, LENGTH, LENGTH).tolist()}
-    assert "T × T matrix" in build(
-        **SMALL | {"position": "matrix", "position_options": values}
-    ).refuses_sequence(2)
+    monkeypatch.setitem(PRIORS, "dense", Dense)
+    assert "T × T matrix" in build(**SMALL | {"position": "dense"}).refuses_sequence(2)
 
 
 @pytest.mark.parametrize(

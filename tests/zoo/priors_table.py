@@ -3,7 +3,6 @@ prior."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -41,7 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
     "table": {"values": [1.0, 0.0, -0.5, -2.0], "beyond": "linear", "learnable": True},
-    "matrix": {"values": [[math.sin(i + j) + 0.1 * (j - i) for j in range(64)] for i in range(64)]},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]
 GRID = [name for name in list_priors() if name.endswith("2d")]

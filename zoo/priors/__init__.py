@@ -51,8 +51,7 @@ SHIPPED: dict[str, str] = {
     "lookhere2d": "zoo.priors.lookhere:Lookhere2d",
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",
-    "table": "zoo.priors.given:Table",
-    "matrix": "zoo.priors.given:Matrix",
+    "table": "zoo.priors.table:Table",
 }
 
 

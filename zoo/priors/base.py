@@ -65,15 +65,12 @@ class Prior(nn.Module):
             width − num_lanes.
         has_state: whether `forward` takes `carry` and its terms give it: state that goes from chunk
             to chunk.
-        requires_options: whether it cannot be made without options that no model supplies: models
-            of its name are not listed, and made when their options are given.
         by_head: names of its own parameters with an entry per head, (H, …), where heads differ by
             nothing else; None: untold.
     """
 
     num_lanes: int = 0
     has_state: bool = False
-    requires_options: bool = False
     by_head: tuple[str, ...] | None = None
 
     def __init__(self, num_heads: int) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from tests.refusals import refuses
 from tests.zoo.priors_table import decoded
-from zoo import Positions, create_model, create_prior, load_model
-from zoo.priors.given import IMPOSSIBLE, Matrix, Table
+from zoo import Positions, create_model, load_model
+from zoo.priors.table import IMPOSSIBLE, Table
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 7)])
@@ -76,36 +76,10 @@ def test_bad_tables_are_named() -> None:
         refuses(words, Table, 2, **options)
 
 
-def test_positions_beyond_a_matrix_are_refused() -> None:
-    prior = Matrix(1, values=torch.zeros(4, 6) + torch.arange(6.0))
-    prior(Positions.line(4), Positions.line(6), causal=False)
-    refuses(
-        r"4 query positions.*got position 4",
-        prior,
-        Positions.line(5),
-        Positions.line(6),
-        causal=False,
-    )
-    refuses(
-        r"6 key positions.*got position 6",
-        prior,
-        Positions.line(1, offset=2),
-        Positions.line(7),
-        causal=True,
-    )
-    packed = Positions.documents(
-        torch.tensor([[0] * 4 + [1] * 3])
-    )  # none beyond its document's fourth
-    assert prior.log_prior(packed, packed, causal=True).shape == (1, 1, 7, 7)
-    refuses("needs its numbers", create_prior, "matrix", num_heads=2)
-    refuses(r"must be \(T, S, None\), got \[4, 6, 2\]", Matrix, 1, shape=[4, 6, 2])
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("table", {"values": -0.3 * np.arange(40.0), "beyond": "linear"}),
-        ("matrix", {"values": -np.sqrt(np.abs(np.arange(40.0)[:, None] - np.arange(40.0)))}),
         ("table+key_bias", {"table": {"values": [0.0, -1.0]}}),
     ],
 )

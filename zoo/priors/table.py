@@ -1,4 +1,4 @@
-"""Log-priors as numbers: over the distance (`Table`), or over pairs of positions (`Matrix`)."""
+"""A log-prior as numbers over the distance."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import Options, check_flags, check_whole, nearest
-from zoo.positions import Positions
-from zoo.priors.base import Prior, TablePrior, prior_dtype
-from zoo.priors.terms import PriorTerms
+from zoo.priors.base import TablePrior
 
 # log 0, finite so that a query whose visible keys are all impossible still has a softmax: e^−10000
 # is 0 in every dtype.
@@ -66,7 +64,7 @@ class Table(TablePrior):
             check_whole("length of a table prior", length, 1)
             distance = torch.arange(length, dtype=torch.float64, device="cpu")
             values = torch.zeros_like(distance) if values is None else values(distance)
-        numbers = _by_head(values, num_heads, ("N",))
+        numbers = _by_head(values, num_heads)
         if length not in (None, numbers.shape[-1]):
             raise ValueError(
                 f"a table prior of length {length} cannot hold {numbers.shape[-1]} numbers"
@@ -95,90 +93,26 @@ class Table(TablePrior):
         return others | {"length": self.values.shape[1], "learnable": self.values.requires_grad}
 
 
-class Matrix(Prior):
-    """K[h,i,j] = log π_h[i,j], from log-values for the first T query and S key positions, in each
-    document anew: a dense bias.
-
-    Args:
-        values: (T, S) for all heads or (H, T, S); −∞ is a weight of 0.
-        shape: (T, S, None) of one whose numbers are loaded afterwards.
-    """
-
-    requires_options = True
-    by_head = ("values",)
-
-    def __init__(
-        self,
-        num_heads: int,
-        *,
-        values: Numbers | None = None,
-        shape: Sequence[int | None] | None = None,
-    ) -> None:
-        super().__init__(num_heads)
-        if (values is None) == (shape is None):
-            raise ValueError(
-                "a matrix prior needs its numbers: position_options={'values': …} of (T, S) or "
-                "(H, T, S)"
-            )
-        if shape is None:
-            numbers = _by_head(values, num_heads, ("T", "S"))
-        else:
-            if len(shape) != 3 or shape[2] is not None:
-                raise ValueError(f"shape of a matrix prior must be (T, S, None), got {shape!r}")
-            for name, count in zip("TS", shape, strict=False):
-                check_whole(f"{name} in shape of a matrix prior", count, 1)
-            numbers = torch.zeros(num_heads, int(shape[0] or 0), int(shape[1] or 0))
-        self.values = nn.Parameter(numbers, requires_grad=False)
-
-    def forward(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> PriorTerms:
-        self.require_line(q_pos, k_pos)
-        return PriorTerms(
-            bias=self._dense(q_pos, k_pos, prior_dtype(self)), offset=q_pos.offset - k_pos.offset
-        )
-
-    def _dense(self, q_pos: Positions, k_pos: Positions, dtype: torch.dtype) -> Tensor:
-        """(1 or B, H, T, S)."""
-        queries, keys = self.values.shape[1:]
-        device = self.values.device
-        end = "the matrix prior has {} {} positions: pass a larger matrix"
-        i = q_pos.index_below(queries, end.format(queries, "query"), device)[:, :, None]
-        j = k_pos.index_below(keys, end.format(keys, "key"), device)[:, None, :]
-        return self.values.to(dtype)[:, i, j].transpose(0, 1)
-
-    def log_prior(
-        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
-    ) -> Tensor:
-        return self._dense(q_pos, k_pos, torch.float64)
-
-    def stored_options(self, options: Options) -> Options:
-        """The shape in place of the numbers, which the state dict holds."""
-        return {"shape": [*self.values.shape[1:], None]}
-
-
-def _by_head(values: object, num_heads: int, axes: tuple[str, ...]) -> Tensor:
-    """(H, …) float32 copy of log-values for all heads or by head; −∞ becomes `IMPOSSIBLE`."""
+def _by_head(values: object, num_heads: int) -> Tensor:
+    """(H, N) float32 copy of log-values for all heads or by head; −∞ becomes `IMPOSSIBLE`."""
     try:
         numbers = torch.as_tensor(values, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            "values of a prior must be an array of numbers, or of a table a function from "
-            f"distances to log-values, got {type(values).__name__}: {error}"
+            "values of a prior must be an array of numbers or a function from distances to "
+            f"log-values, got {type(values).__name__}: {error}"
         ) from error
     wrong = numbers.isnan() | (numbers == math.inf)
     if bool(wrong.any()):
         place = wrong.nonzero()[0].tolist()
         value = float(numbers[tuple(place)])
         raise ValueError(f"values of a prior must be finite or −∞, got {value:g} at {place}")
-    by_head = numbers.ndim > len(axes)
-    if numbers.ndim - by_head != len(axes) or (by_head and len(numbers) != num_heads):
-        shared = "(N,)" if axes == ("N",) else f"({', '.join(axes)})"
+    if numbers.ndim not in (1, 2) or (numbers.ndim == 2 and len(numbers) != num_heads):
         raise ValueError(
-            f"a prior of {num_heads} heads needs numbers of shape {shared} or "
-            f"({num_heads}, {', '.join(axes)}), got {tuple(numbers.shape)}"
+            f"a prior of {num_heads} heads needs numbers of shape (N,) or ({num_heads}, N), "
+            f"got {tuple(numbers.shape)}"
         )
     if not bool(numbers.isfinite().any()):
         raise ValueError(f"values of a prior must be finite at least once, of {numbers.numel()}")
     numbers = numbers.clamp(min=IMPOSSIBLE).float()
-    return numbers if by_head else numbers.expand(num_heads, *numbers.shape).clone()
+    return numbers if numbers.ndim == 2 else numbers.expand(num_heads, -1).clone()

@@ -38,9 +38,11 @@ suite: setup
 test-fast: setup  ## without the tests that launch processes, train, or interpret kernels for seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-lint: setup  ## style and types
+lint: setup  ## style, spelling and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files '*.py' '*.md' | xargs $(BIN)/codespell
+	git ls-files ':!*.safetensors' | xargs $(BIN)/check-added-large-files --enforce-all --maxkb=2000
 	$(BIN)/mypy
 
 docs: setup  ## the site, in build/site; a broken link or anchor is an error

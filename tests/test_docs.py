@@ -58,7 +58,7 @@ def test_links_and_folders_exist() -> None:
     assert len(links) > 5
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
     folders = re.findall(r"`(\w+)/`: ", README)
-    assert len(folders) == 4
+    assert len(folders) == 5
     assert all((ROOT / folder).is_dir() for folder in folders)
 
 

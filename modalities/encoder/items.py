@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -110,6 +110,9 @@ class HeldoutItems:
     them are a fair sample: `[place]` is (item, label). classes: names by label; numbers without
     names, empty where unknown."""
 
+    # What an item is called.
+    noun: ClassVar[str] = "item"
+
     def __init__(self, items: ItemSet, num_classes: int = 0) -> None:
         self.items = items
         if items.classes is None:
@@ -137,7 +140,7 @@ class HeldoutItems:
     def group(self, place: int) -> str:
         """What the item shares with others (`ItemSet.group`); by default itself."""
         index = self.index(place)
-        return self.items.group(index) or f"item {index}"
+        return self.items.group(index) or f"{self.noun} {index}"
 
     def name(self, place: int) -> str:
         """What a report calls the item."""

@@ -141,6 +141,8 @@ class HeldoutImages(HeldoutItems):
     """Images in one random order: `[place]` is (RGB at its stored size, label), or with `objects`
     (RGB, `Objects`)."""
 
+    noun = "image"
+
     def __init__(self, images: ImageSet, num_classes: int = 0, *, objects: bool = False) -> None:
         super().__init__(images, num_classes)
         self.images = images
@@ -161,11 +163,6 @@ class HeldoutImages(HeldoutItems):
     def _stored(self, place: int) -> tuple[bytes | Image.Image, int | Objects]:
         read = self.images.read_objects if self.objects else self.images.read
         return read(self.index(place))
-
-    def group(self, place: int) -> str:
-        """What the image shares with others (`ItemSet.group`); by default itself."""
-        index = self.index(place)
-        return self.images.group(index) or f"image {index}"
 
     def side(self, place: int, shape: Shape) -> int:
         """Shorter side of the largest central window, at the aspect of `shape`, on an image; 0

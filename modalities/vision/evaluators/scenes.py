@@ -39,6 +39,7 @@ from PIL import Image
 from torch import Tensor
 
 from modalities.encoder.config import Shape
+from modalities.encoder.evaluation import by_shape
 from modalities.evaluation import Cell
 from modalities.loading import Heldout
 from modalities.paired import Observed
@@ -49,7 +50,7 @@ from modalities.vision.changes import CHANGES, changed
 from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.errors import BadImage
-from modalities.vision.evaluation import SizeEvaluator, SizeSettings, by_shape, counted
+from modalities.vision.evaluation import ImageEvaluator, ImageSizeSettings
 from modalities.vision.model import VisionTransformer
 from modalities.vision.objects import Objects, at_patches, check_objects, cut, target_of, window_on
 from modalities.vision.rings import ring_centre
@@ -74,7 +75,7 @@ CONTROLS = (
 
 
 @dataclass(frozen=True)
-class SceneSettings(SizeSettings):
+class SceneSettings(ImageSizeSettings):
     """And how pictures are changed before they are read."""
 
     change: str | None = option(None, f"{', '.join(CHANGES)}: pictures unlike those of training")
@@ -135,7 +136,7 @@ def scene_scores(
     )
 
 
-class SceneEvaluator(SizeEvaluator[SceneSettings]):
+class SceneEvaluator(ImageEvaluator[SceneSettings]):
     """Base of the evaluators of scenes; a subclass says what is asked and how an answer is scored.
 
     `samples` counts pictures, the first of a fixed random order (default: all). Those that cannot
@@ -370,7 +371,7 @@ class SceneEvaluator(SizeEvaluator[SceneSettings]):
 
     def _row(self, cells: list[CellValue]) -> Row:
         groups = [group for cell in cells for group in cell["groups"]]
-        row = counted(cells, canvases=len(groups), groups=len(set(groups)))
+        row = self.shape_columns(cells, canvases=len(groups), groups=len(set(groups)))
         # The main score without each group, by reading.
         left_out: dict[str, np.ndarray] = {}
         for reading in (*self.readings, "chance"):

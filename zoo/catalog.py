@@ -37,8 +37,7 @@ class ModelFamily:
     """`<modality>_<method>_<size>` and `<modality>_<method>_ssmax_<size>` for every position method
     and size.
 
-    Entries are made when they are asked for, so methods registered later and sums of methods have
-    theirs too.
+    An entry is made by `find`, so methods registered later and sums of methods have theirs too.
 
     Attributes:
         build: `build(**config)` makes a model.
@@ -57,8 +56,13 @@ class ModelFamily:
 
     def names(self) -> list[str]:
         """Every name that is listed: sums without a name of their own are not."""
-        methods = [f"{method}{ssmax}" for method in self.methods() for ssmax in ("", "_ssmax")]
-        return [f"{self.modality}_{method}_{size}" for size in self.sizes for method in methods]
+        methods = self.methods()
+        names = []
+        for size in self.sizes:
+            for method in methods:
+                names.append(f"{self.modality}_{method}_{size}")
+                names.append(f"{self.modality}_{method}_ssmax_{size}")
+        return names
 
     def find(self, name: str) -> ModelEntry | None:
         """The entry of a name; None where it is none of this family. ValueError for a sum with a
@@ -74,9 +78,8 @@ class ModelFamily:
                 if "+" in plain:
                     raise
                 continue
-            return ModelEntry(
-                name, self.modality, self.build, self.config(plain, size, plain != method)
-            )
+            config = self.config(plain, size, plain != method)
+            return ModelEntry(name, self.modality, self.build, config)
         return None
 
 
@@ -88,11 +91,19 @@ def _find(name: str) -> ModelEntry | None:
     """The entry of an architecture among the modalities that are imported."""
     if name in _ENTRIES:
         return _ENTRIES[name]
-    return next((entry for family in _FAMILIES if (entry := family.find(name))), None)
+    for family in _FAMILIES:
+        entry = family.find(name)
+        if entry is not None:
+            return entry
+    return None
 
 
 def _listed() -> list[str]:
-    return [*_ENTRIES, *(name for family in _FAMILIES for name in family.names())]
+    """Names of the architectures of the modalities that are imported."""
+    names = [*_ENTRIES]
+    for family in _FAMILIES:
+        names += family.names()
+    return names
 
 
 def register_model(
@@ -120,11 +131,14 @@ def model_entry(name: str) -> ModelEntry:
     """The entry of an architecture, with or without a tag of weights behind it. ValueError for an
     unknown name."""
     base = name.partition(".")[0]
-    missing = _register_models({base.partition("_")[0]} & set(modality_names()) or modality_names())
+    modality = base.partition("_")[0]
+    # A name that does not begin with a modality may be registered by any of them.
+    modalities = [modality] if modality in modality_names() else modality_names()
+    missing = _register_models(modalities)
     entry = _find(base)
     if entry is None:
-        known = f"{did_you_mean(base, _listed(), most=3)}`priorzoo list` prints all"
-        raise ValueError("; ".join([f"unknown model {base!r}", known, *dict.fromkeys(missing)]))
+        hint = f"{did_you_mean(base, _listed(), most=3)}`priorzoo list` prints all"
+        raise ValueError("; ".join([f"unknown model {base!r}", hint, *dict.fromkeys(missing)]))
     return entry
 
 
@@ -163,13 +177,15 @@ def create_model(name: str, **overrides: object) -> ZooModel:
 def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     """Names that match a shell pattern: architectures, or with `pretrained` the tagged names that
     have weights."""
-    # What every match starts with tells which modalities need not be imported.
+    # Every match starts with what is before the first wildcard: modalities with other names need
+    # not be imported.
     start = re.split(r"[*?[]", pattern)[0]
-    _register_models(
-        name
-        for name in modality_names()
-        if f"{name}_".startswith(start) or start.startswith(f"{name}_")
-    )
+    modalities = []
+    for name in modality_names():
+        prefix = f"{name}_"
+        if prefix.startswith(start) or start.startswith(prefix):
+            modalities.append(name)
+    _register_models(modalities)
     names = fnmatch.filter(manifest() if pretrained else _listed(), pattern)
     return sorted(name for name in names if _find(name.partition(".")[0]))
 
@@ -187,13 +203,15 @@ def load_model(folder: str | os.PathLike[str]) -> ZooModel:
     """
     if not os.path.isdir(folder) and str(folder) in manifest():
         return create_model(str(folder))
-    inner = Path(folder) / "model"
-    if not (Path(folder) / "config.json").is_file() and (inner / "config.json").is_file():
+    folder = Path(folder)
+    inner = folder / "model"
+    if not (folder / "config.json").is_file() and (inner / "config.json").is_file():
         folder = inner
     modality = saved_modality(folder)
     if modality is None:
         raise ValueError(
-            f"{folder}: no config.json of a known model; expected a folder written by save_pretrained"
+            f"{folder}: no config.json of a known model; "
+            "expected a folder written by save_pretrained"
         )
     return load_modality(modality).model.from_pretrained(folder)
 

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from zoo.errors import did_you_mean
 
-Digests = dict[
-    str, dict[str, int | str]
-]  # path within a folder → {"bytes": its size, "sha256": hex digits}
-ABANDONED = 3600.0  # seconds without a write, after which a temporary file is one of a process that was killed
+# Path within a folder → {"bytes": its size, "sha256": hex digits}.
+Digests = dict[str, dict[str, int | str]]
+# Seconds without a write, after which a temporary file is one of a process that was killed.
+ABANDONED = 3600.0
 
 
 def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | None = None) -> None:
@@ -40,25 +40,34 @@ def remove_abandoned(path: Path, seconds: float = ABANDONED, *, now: float | Non
     now: by the file system's clock, as the modification time of a new file; None: by this
     machine's.
     """
-    oldest = (time.time() if now is None else now) - seconds
-    before, after = map(glob.escape, _temporary_name(path))
-    for left in path.parent.glob(f"{before}????????{after}"):
-        with suppress(OSError):  # another process removed it
-            if max(part.stat().st_mtime for part in (left, *left.glob("**/*"))) <= oldest:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if now is None:
+        now = time.time()
+    before, after = _temporary_name(path)
+    for temporary in path.parent.glob(f"{glob.escape(before)}????????{glob.escape(after)}"):
+        # An OSError: another process removed it.
+        with suppress(OSError):
+            newest = max(part.stat().st_mtime for part in (temporary, *temporary.glob("**/*")))
+            if newest > now - seconds:
+                continue
+            if temporary.is_dir():
+                shutil.rmtree(temporary)
+            else:
+                temporary.unlink()
 
 
 def _temporary_name(path: Path) -> tuple[str, str]:
     """What is before and after the eight random letters of a temporary name; a long name is cut to
     fit in 255 bytes."""
-    return f".{os.fsdecode(os.fsencode(path.name)[:180])}-", path.suffix[:16]
+    name = os.fsdecode(os.fsencode(path.name)[:180])
+    return f".{name}-", path.suffix[:16]
 
 
 def make_temporary(path: Path, *, folder: bool = False) -> Path:
     """An empty file or folder in the folder of `path`, which is made with its parents; readable as
     the umask allows."""
     make_folder(path.parent)
-    temporary = path.parent / secrets.token_hex(4).join(_temporary_name(path))
+    before, after = _temporary_name(path)
+    temporary = path.parent / f"{before}{secrets.token_hex(4)}{after}"
     if folder:
         temporary.mkdir()
     else:
@@ -83,11 +92,11 @@ def replacing_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     mode = temporary.stat().st_mode
     try:
         yield temporary
-        if (
-            temporary.stat().st_mode != mode
-        ):  # safetensors replaces the file by one that only its owner can read
+        # safetensors replaces the file by one that only its owner can read.
+        if temporary.stat().st_mode != mode:
             temporary.chmod(stat.S_IMODE(mode))
-        sync(temporary)  # or a power failure may leave the name with nothing behind it
+        # Without it a power failure may leave the name with nothing behind it.
+        sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -123,8 +132,10 @@ def without_nan(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: without_nan(one) for key, one in value.items()}
-    return [without_nan(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
 
 
 def sync(path: str | os.PathLike[str]) -> None:
@@ -140,9 +151,8 @@ def sync(path: str | os.PathLike[str]) -> None:
                 stacklevel=2,
             )
             return
-        raise OSError(
-            error.errno, error.strerror, str(path)
-        ) from error  # which names no file by itself
+        # The system's error names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(handle)
 
@@ -163,11 +173,11 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 def file_digests(folder: str | os.PathLike[str], names: Iterable[str]) -> Digests:
     """Size and SHA-256 of files, by their paths within `folder`."""
-    paths = {name: Path(folder) / name for name in names}
-    return {
-        name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for name, path in paths.items()
-    }
+    digests: Digests = {}
+    for name in names:
+        path = Path(folder) / name
+        digests[name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return digests
 
 
 def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -> str | None:
@@ -179,7 +189,8 @@ def find_damage(folder: str | os.PathLike[str], written: Mapping[str, object]) -
             return f"{name} is missing"
         if not isinstance(facts, dict) or not {"bytes", "sha256"} <= set(facts):
             return f"there is no digest of {name}"
-        if (size := path.stat().st_size) != facts["bytes"]:
+        size = path.stat().st_size
+        if size != facts["bytes"]:
             return f"{name} has {size:,} bytes, and had {facts['bytes']}"
         if file_sha256(path) != facts["sha256"]:
             return f"{name} has another SHA-256 than when it was written"
@@ -192,14 +203,14 @@ _CHECKOUT = (Path(__file__).parent.parent / "pyproject.toml").is_file()
 def data_folder() -> Path:
     """Where fetched data is: $PRIORZOO_DATA; else ./data in a checkout, or where it exists; else
     the user's data folder."""
-    if folder := os.environ.get("PRIORZOO_DATA"):
+    folder = os.environ.get("PRIORZOO_DATA")
+    if folder:
         return Path(folder)
-    here = Path("data")
-    if _CHECKOUT or here.is_dir():
-        return here
-    from platformdirs import (
-        user_data_path,
-    )  # a checkout does without: tools/gpu.py runs where nothing is installed
+    local = Path("data")
+    if _CHECKOUT or local.is_dir():
+        return local
+    # A checkout does without this package: tools/gpu.py runs where nothing is installed.
+    from platformdirs import user_data_path
 
     return user_data_path("priorzoo", appauthor=False)
 
@@ -212,6 +223,7 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
         names = [path.name for path in folder.iterdir() if wanted(path.name) and path.is_file()]
     except OSError:
         return ""
+    # The folder goes into a format, in which braces are doubled.
     escaped = str(folder).replace("{", "{{").replace("}", "}}")
     return did_you_mean(Path(place).name, names, form=str(Path(escaped, "{}")))
 
@@ -219,11 +231,10 @@ def near_file(place: str | Path, wanted: Callable[[str], bool] = bool) -> str:
 def matching_files(pattern: str) -> list[Path]:
     """The files that a glob matches, sorted, each once: links to a folder above make a file match
     many times."""
-    first = {
-        os.path.realpath(path): Path(path)
-        for path in sorted(glob.glob(pattern, recursive=True), reverse=True)
-    }
-    return sorted(path for path in first.values() if path.is_file())
+    by_target: dict[str, Path] = {}
+    for match in sorted(glob.glob(pattern, recursive=True)):
+        by_target.setdefault(os.path.realpath(match), Path(match))
+    return sorted(path for path in by_target.values() if path.is_file())
 
 
 @contextmanager
@@ -231,11 +242,14 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block
     meets the end of a gzip stream that is cut short, or damage in it."""
     with open(path, "rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
+        compressed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
+        if not compressed:
+            yield raw
+            return
         try:
-            with cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if zipped else raw as stream:
-                yield stream
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield cast(IO[bytes], stream)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path}: the gzip file is truncated or damaged ({error})") from error
 
@@ -249,7 +263,8 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     try:
         yield temporary
         try:
-            os.rename(temporary, folder)  # atomic; fails when another process was first
+            # Atomic; it fails when another process was first.
+            os.rename(temporary, folder)
         except OSError:
             if not (folder / mark).is_file():
                 raise
@@ -259,10 +274,8 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
 
 def seal(folder: Path) -> None:
     """Write manifest.json: the sizes and digests of all files in a folder that caches something."""
-    write_json(
-        folder / "manifest.json",
-        file_digests(folder, sorted(path.name for path in folder.iterdir())),
-    )
+    names = sorted(path.name for path in folder.iterdir())
+    write_json(folder / "manifest.json", file_digests(folder, names))
 
 
 def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
@@ -274,7 +287,8 @@ def sealed_damage(folder: Path, names: Sequence[str]) -> str | None:
     return find_damage(folder, {name: manifest.get(name) for name in names})
 
 
-LARGEST_JSON = 1 << 26  # bytes; in memory it takes about ten times as many
+# Bytes; in memory it takes about ten times as many.
+LARGEST_JSON = 1 << 26
 
 
 def parse_json(data: str | bytes, where: str) -> Any:
@@ -282,17 +296,17 @@ def parse_json(data: str | bytes, where: str) -> Any:
     deep."""
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        reason = (
-            "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
-        )
-        raise ValueError(f"{where}: not JSON ({reason})") from error
+    except RecursionError as error:
+        raise ValueError(f"{where}: not JSON (its values are nested too deep)") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
 
 
 def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
     """The value of a JSON file. ValueError as in `parse_json`, and for more than `most` bytes."""
     with open(path, "rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) > most:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise ValueError(f"{path}: {size:,} bytes of JSON; at most {most:,} are read")
         return parse_json(file.read(), str(path))
 
@@ -308,13 +322,16 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors of a .safetensors file. ValueError for another or damaged file, and for a NaN or
     an infinity."""
-    open(path, "rb").close()  # the library has errors of its own for what cannot be opened
+    # For a file that cannot be opened the library has errors of its own.
+    open(path, "rb").close()
     try:
         tensors = load_file(path)
     except (SafetensorError, RecursionError) as error:
         raise ValueError(f"{path} is no safetensors file, or is damaged: {error}") from error
     for name, tensor in tensors.items():
-        if not (tensor if tensor.itemsize > 1 else tensor.float()).isfinite().all():
+        # `isfinite` does not take all dtypes of one byte.
+        values = tensor if tensor.itemsize > 1 else tensor.float()
+        if not values.isfinite().all():
             raise ValueError(
                 f"{path}: the tensor {name!r} has values that are not finite (NaN or infinity)"
             )

@@ -86,17 +86,14 @@ def _load(point: EntryPoint, load: Callable[[EntryPoint], Any]) -> Any:
     try:
         return load(point)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {
-            "zoo",
-            "modalities",
-            "recipes",
-            point.module.partition(".")[0],
-        }:
+        package = (error.name or "").partition(".")[0]
+        # A missing module of its own, or of this project, is a fault and no missing package.
+        if package in {"zoo", "modalities", "recipes", point.module.partition(".")[0]}:
             raise
-        extra = (
-            f": pip install 'priorzoo[{point.name}]'" if point.name in shipped_modalities() else ""
-        )
-        raise ImportError(f"{point.name} needs the package {error.name}{extra}") from error
+        message = f"{point.name} needs the package {error.name}"
+        if point.name in shipped_modalities():
+            message += f": pip install 'priorzoo[{point.name}]'"
+        raise ImportError(message) from error
 
 
 def import_named(names: list[str]) -> None:
@@ -114,13 +111,15 @@ def import_file(path: str | Path) -> ModuleType:
     file = Path(path).resolve()
     if not file.is_file():
         raise FileNotFoundError(f"no file {str(path)!r} to import")
-    name = "outside" + re.sub(r"\W", "_", str(file.with_suffix("")))  # unlike any module's own name
+    # Unlike the name of any module on the path.
+    name = "outside" + re.sub(r"\W", "_", str(file.with_suffix("")))
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file: expected a name that ends in .py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -27,7 +27,8 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     digest = folder / "manifest.sha256"
     if digest.exists() and file_sha256(path) != digest.read_text().strip():
         raise ValueError(
-            f"{path} is damaged: its SHA-256 is not that in {digest.name}; install the package again"
+            f"{path} is damaged: its SHA-256 is not that in {digest.name}; "
+            "install the package again"
         )
     return read_object(path)
 
@@ -37,9 +38,14 @@ def weights_entry(name: str) -> dict[str, Any]:
     weights."""
     if name in manifest():
         return manifest()[name]
-    tagged = [full for full in manifest() if full.partition(".")[0] == name.partition(".")[0]]
-    near = f"there are {', '.join(tagged)}" if tagged else did_you_mean(name, manifest(), most=3)
-    raise ValueError(f"no weights {name!r}; {near or '`priorzoo list --pretrained` prints all'}")
+    model = name.partition(".")[0]
+    tagged = [full for full in manifest() if full.partition(".")[0] == model]
+    if tagged:
+        hint = f"there are {', '.join(tagged)}"
+    else:
+        near = did_you_mean(name, manifest(), most=3)
+        hint = near or "`priorzoo list --pretrained` prints all"
+    raise ValueError(f"no weights {name!r}; {hint}")
 
 
 def verified_file(name: str) -> Path:
@@ -54,10 +60,11 @@ def verified_file(name: str) -> Path:
         path = Path(os.environ.get("PRIORZOO_WEIGHTS") or RELEASE) / entry["file"]
     if not path.is_file():
         raise FileNotFoundError(
-            f"the weights of {name} ({entry['bytes'] / 1e6:.1f} MB) are neither in the package nor at {path}: "
-            "set PRIORZOO_WEIGHTS to a folder that has them"
+            f"the weights of {name} ({entry['bytes'] / 1e6:.1f} MB) are neither in the package "
+            f"nor at {path}: set PRIORZOO_WEIGHTS to a folder that has them"
         )
-    if (digest := file_sha256(path)) != entry["sha256"]:
+    digest = file_sha256(path)
+    if digest != entry["sha256"]:
         raise ValueError(
             f"{path} is damaged: its SHA-256 is {digest}, the manifest says {entry['sha256']}"
         )

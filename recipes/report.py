@@ -173,7 +173,7 @@ def _print_names(
 ) -> None:
     """A row for each name on the axis, a column for each model."""
     column = score.column
-    results = [r for r in results if any(row.get(column) is not None for row in r.rows)]
+    results = [result for result in results if _is_measured(result, column)]
     names = short_names(results)
     # A column takes about 14 characters, the names on the axis up to 26.
     columns = max(1, (console.width - 26) // 14)
@@ -186,6 +186,11 @@ def _print_names(
             values = [_value(r, evaluator.axis.column, point, score) for r in results[part]]
             table.add_row(str(point), *values)
         console.print(table)
+
+
+def _is_measured(result: ModelResult, column: str) -> bool:
+    """Whether a score has a value at any place."""
+    return any(row.get(column) is not None for row in result.rows)
 
 
 def _value(result: ModelResult, axis: str, point: Place, score: Score) -> str:

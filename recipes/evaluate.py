@@ -39,357 +39,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import fnmatch
-import hashlib
-import json
 import sys
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from io import FileIO
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
-import torch
 import typer
-from torch import nn
 
 from modalities.contract import find_modality, modality_names
-from modalities.evaluation import Cell, Evaluator, Listing
+from modalities.evaluation import Evaluator, Listing
 from modalities.figures import FIGURE_FORMATS, figure_output, overview_figure
-from modalities.results import CellValue, ModelResult, Row, file_safe
+from modalities.results import ModelResult
 from modalities.settings import Settings
 from modalities.tables import write_table
 from recipes.commands import (
     CommandError,
     call,
-    clock,
     facts_table,
     option_name,
-    short,
     with_options,
 )
+from recipes.measurement import Measurement, print_plan
 from recipes.models import find_baselines, find_device, modality_of, plain_name, split_names
 from recipes.overrides import parse_overrides
-from recipes.report import CellProgress, console, print_paired, print_results, write_results
+from recipes.report import console, print_paired, print_results, write_results
 from recipes.targets import Target, find_targets, seed_groups
 from zoo.console import Import
-from zoo.errors import nearest, ran_out_of_memory, require
-from zoo.model import ZooModel
+from zoo.errors import nearest, require
 from zoo.plugins import import_named
 
 DTYPES = ("float32", "bfloat16", "float64")
-
-
-class CellStore:
-    """Finished cells of one (evaluator, model, weights, settings) in a file of JSON lines: the key,
-    then a cell a line.
-
-    A stopped run continues from it, and processes may share it: each appends under an exclusive
-    `flock` and first takes over what others appended. On file systems without locks among machines
-    give each machine its folder. A line that a stopped process cut off is removed by the next one
-    that appends.
-
-    Attributes:
-        finished: the cells by name. `add` updates it, also by those of other processes.
-        damaged: numbers of the lines, from 1, that are not a cell or whose checksum differs; those
-            cells are not in `finished`.
-
-    Raises:
-        ValueError: for a file that belongs to other settings, or whose key is damaged.
-    """
-
-    def __init__(self, folder: Path, key: dict[str, object]):
-        # As it is when read back.
-        self.key = json.loads(json.dumps(key, sort_keys=True))
-        content = json.dumps(self.key, sort_keys=True).encode()
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        self.path = folder / f"{key['evaluator']}-{file_safe(str(key['model']))}-{digest}.jsonl"
-        self.finished: dict[str, CellValue] = {}
-        self.damaged: list[int] = []
-        # Of the whole lines read so far.
-        self._bytes = 0
-        self._lines = 0
-        if self.path.exists():
-            with open(self.path, "rb") as file:
-                self._read(file)
-
-    def add(self, name: str, value: CellValue) -> CellValue:
-        """Store a cell. Returns its stored value: another process's where that was first.
-
-        Raises:
-            OSError: where the file cannot be locked or written; it is left as it was.
-        """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+b", buffering=0) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._read(file)
-            if name not in self.finished:
-                self._append(file, {"cell": name, "value": value, "crc": _crc(name, value)})
-                self._read(file)
-        return self.finished[name]
-
-    def _append(self, file: FileIO, cell: Row) -> None:
-        """Append a cell, and remove an incomplete last line before it."""
-        records = [cell]
-        if self._bytes == 0:
-            # A new file begins with its key.
-            records.insert(0, {"key": self.key})
-        text = "".join(json.dumps(record) + "\n" for record in records).encode()
-        file.truncate(self._bytes)
-        if file.write(text) != len(text):
-            file.truncate(self._bytes)
-            raise OSError(f"{self.path} cannot be written: is the disk full?")
-
-    def _read(self, file: IO[bytes]) -> None:
-        """Take over the whole lines that follow what was read before."""
-        file.seek(self._bytes)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            self._take(line)
-            self._bytes += len(line)
-            self._lines += 1
-
-    def _take(self, line: bytes) -> None:
-        """Take over a whole line: the key where it is the first one, else a cell."""
-        try:
-            record = json.loads(line)
-            if self._lines == 0:
-                if record["key"] != self.key:
-                    raise ValueError("it has other settings")
-                return
-            name = record["cell"]
-            value = record["value"]
-            # Cells of version 0.5 have no checksum.
-            if record.get("crc", "") not in ("", _crc(name, value)):
-                raise ValueError("its checksum differs")
-            self.finished.setdefault(name, value)
-        except (ValueError, KeyError, TypeError) as error:
-            if self._lines == 0:
-                raise ValueError(
-                    f"{self.path} line 1 is not this measurement's key ({error}); "
-                    "delete the file to measure again"
-                ) from error
-            self.damaged.append(self._lines + 1)
-
-
-def _crc(name: str, value: CellValue) -> str:
-    content = json.dumps([name, value], sort_keys=True).encode()
-    return f"{zlib.crc32(content):08x}"
-
-
-def weights_hash(model: nn.Module) -> str:
-    """16 hex digits over every parameter and buffer that is saved: name, dtype, shape and bytes."""
-    return _tensors_digest(model.state_dict()).hexdigest()[:16]
-
-
-def outside_hash(model: nn.Module) -> str | None:
-    """16 hex digits over what a model of another library computes with besides its weights.
-
-    These are configurations, modules, and buffers that are not saved, such as RoPE's frequencies.
-    None for the zoo's models, whose own configuration says all.
-    """
-    if isinstance(model, ZooModel):
-        return None
-    saved = model.state_dict().keys()
-    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in saved}
-    digest = _tensors_digest(unsaved)
-    # By identity: modules share configurations.
-    configs = {}
-    for module in model.modules():
-        for name in ("config", "pretrained_cfg"):
-            if hasattr(module, name):
-                config = getattr(module, name)
-                configs[id(config)] = config
-    texts = [str(model), *map(str, configs.values())]
-    digest.update("".join(texts).encode())
-    return digest.hexdigest()[:16]
-
-
-def _tensors_digest(tensors: Mapping[str, torch.Tensor]) -> hashlib._Hash:
-    """A digest of names, dtypes, shapes and bytes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
-    return digest
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One evaluator on one model; its cells are stored in `out`/cells."""
-
-    target: Target
-    evaluator: Evaluator
-    overrides: Mapping[str, object]
-    out: Path
-
-    def store(self) -> CellStore:
-        """Finished cells, keyed by everything that a cell's number depends on.
-
-        The device and the batch size change rounding and costs alone, and are left out: a finished
-        cell keeps the time and the memory it took.
-        """
-        model = self.target.model
-        evaluator = self.evaluator
-        first_parameter = next(model.parameters(), None)
-        key = {
-            "evaluator": evaluator.name,
-            "version": evaluator.version,
-            "model": self.target.label,
-            "weights": weights_hash(model),
-            "config": dataclasses.asdict(model.config),
-            "dtype": str(None if first_parameter is None else first_parameter.dtype),
-            "overrides": self.overrides,
-            "settings": evaluator.identity(model),
-        }
-        outside = outside_hash(model)
-        if outside:
-            key["outside"] = outside
-        return CellStore(self.out / "cells", key)
-
-    def work(self, cell: Cell) -> float:
-        """What grows with a cell's place on the axis, and a unit's time with it.
-
-        It is the tokens of a window, or the pixels of an image.
-        """
-        place = cell.data.get(self.evaluator.axis.column, 0)
-        if not isinstance(place, int | float):
-            return 0.0
-        if self.evaluator.unit == "images":
-            return float(place) ** 2
-        return float(place)
-
-    def timed(self, todo: Sequence[Cell], store: CellStore | None) -> tuple[float, float]:
-        """(a, b): a unit takes a + b·work seconds.
-
-        Measured on the cheapest of `trials` at each of the two least places. Those that are cells
-        are stored where there is a store.
-        """
-        points = []
-        trials = sorted(self.evaluator.trials(list(todo)), key=lambda cell: -cell.cost)
-        # Later ones replace earlier ones: the cheapest at each place stays.
-        cheapest = {self.work(cell): cell for cell in trials}
-        for work, cell in sorted(cheapest.items())[:2]:
-            started = time.perf_counter()
-            value = self.evaluator.measure(self.target.model, cell)
-            seconds = time.perf_counter() - started
-            points.append((work, seconds / (cell.cost or 1)))
-            if store and cell in todo:
-                store.add(cell.name, value)
-        near_work, near_rate = points[0]
-        far_work, far_rate = points[-1]
-        slope = 0.0
-        if far_work > near_work:
-            slope = max(0.0, (far_rate - near_rate) / (far_work - near_work))
-        return max(0.0, near_rate - slope * near_work), slope
-
-    def run(self, group: str) -> ModelResult:
-        """Measure every cell, and store each as soon as it is finished.
-
-        Cells that another process finishes first are taken over. CommandError where memory ends,
-        with the options that take less.
-        """
-        model = self.target.model
-        evaluator = self.evaluator
-        store = self.store()
-        if store.damaged:
-            numbers = ", ".join(map(str, store.damaged[:5]))
-            if len(store.damaged) > 5:
-                numbers += ", …"
-            console.print(
-                f"note: {store.path} has no cell in line {numbers}: measured again", soft_wrap=True
-            )
-        started = time.perf_counter()
-        values = self._measure(store)
-        return ModelResult(
-            label=self.target.label,
-            method=self.target.method,
-            trained_at=evaluator.trained_at(model),
-            trained_range=evaluator.trained_range,
-            rows=evaluator.rows(values),
-            cells=values,
-            weights=store.key["weights"],
-            seconds=time.perf_counter() - started,
-            source=evaluator.source_name,
-            group=group,
-        )
-
-    def _measure(self, store: CellStore) -> dict[str, CellValue]:
-        """The values of all cells by name, with progress."""
-        model = self.target.model
-        evaluator = self.evaluator
-        label = self.target.label
-        cells = evaluator.cells(model)
-        costs = {cell.name: cell.cost for cell in cells if cell.name not in store.finished}
-        values: dict[str, CellValue] = {}
-        progress = CellProgress(
-            f"{evaluator.name}  {label}",
-            sum(costs.values()),
-            evaluator.unit,
-            console,
-        )
-        evaluator.advance = progress.advance
-        try:
-            for name, value in evaluator.run(model, store.finished):
-                if name in costs:
-                    values[name] = store.add(name, value)
-                    progress.finish(costs[name])
-                else:
-                    values[name] = value
-        except KeyboardInterrupt:
-            console.print(
-                f"stopped in {evaluator.name} of {label}; the same command measures the rest"
-            )
-            raise
-        except (MemoryError, RuntimeError) as error:
-            if not ran_out_of_memory(error):
-                raise
-            place = f"{evaluator.name} of {label} ran out of memory at {cells[len(values)].name}"
-            raise CommandError(
-                f"{place}: lower {self._size_options()}; finished cells are kept"
-            ) from error
-        return values
-
-    def _size_options(self) -> str:
-        """The options of the evaluator that say how much is read at once."""
-        sizes = ("batch_tokens", "lengths", "sizes", "window")
-        names = [field.name for field in dataclasses.fields(self.evaluator.settings)]
-        return " or ".join(option_name(name) for name in names if name in sizes)
-
-
-def print_plan(measurements: Sequence[Measurement], *, keep: bool) -> None:
-    """Print what is to be measured, and how long it takes at the rate of each evaluator's first
-    model.
-
-    keep: store the cells that are timed. ValueError for what cannot be measured.
-    """
-    rates: dict[str, tuple[float, float]] = {}
-    rows = {}
-    seconds = 0.0
-    for m in measurements:
-        name = m.evaluator.name
-        cells = m.evaluator.cells(m.target.model)
-        store = m.store()
-        todo = [cell for cell in cells if cell.name not in store.finished]
-        units = short(sum(cell.cost for cell in todo))
-        rows[f"{name} of {m.target.label}"] = (
-            f"{units} {m.evaluator.unit} to read; {len(todo)} of {len(cells)} cells"
-        )
-        if not todo:
-            continue
-        # Errors are reported by the measurement itself.
-        with contextlib.suppress(MemoryError, RuntimeError):
-            if name not in rates:
-                rates[name] = m.timed(todo, store if keep else None)
-            constant, slope = rates[name]
-            seconds += sum(cell.cost * (constant + slope * m.work(cell)) for cell in todo)
-    rows["expected"] = f"{clock(seconds)}, by two cells of each evaluator"
-    console.print(facts_table("plan", rows))
 
 
 def find_reference(targets: Sequence[Target], groups: Mapping[str, str], name: str) -> str:

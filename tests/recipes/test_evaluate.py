@@ -26,8 +26,8 @@ from modalities.vision import VisionConfig, VisionTransformer
 from modalities.vision.evaluators.resolution import Resolution
 from recipes import evaluate as command
 from recipes import find_recipe, report
+from recipes.cell_store import CellStore, outside_hash, weights_hash
 from recipes.commands import facts_table
-from recipes.evaluate import CellStore, outside_hash, weights_hash
 from recipes.overrides import override, parse_overrides
 from recipes.targets import find_targets, seed_groups
 from tests.launching import Done, call

@@ -25,8 +25,8 @@ from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
 from modalities.text.prompts import Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
+from recipes.cell_store import outside_hash
 from recipes.commands import CommandError
-from recipes.evaluate import outside_hash
 from recipes.models import find_outside, modality_of
 from recipes.targets import find_targets
 from tests.recipes.test_evaluate import invoke

@@ -172,8 +172,9 @@ def evaluate_command(
         for kind, settings in make_settings(kinds, options).items()
         for target in targets
     ]
-    print_notes(targets, measurements)
+    print_untrained(targets)
     check_sources(measurements)
+    print_notes(measurements)
     print_plan(measurements, keep=not dry_run)
     if dry_run:
         return
@@ -222,14 +223,18 @@ def check_paired(kinds: Sequence[type[Evaluator]], names: str, modality: str) ->
     raise CommandError(f"--against does not apply to {names}; it does to {listing}")
 
 
-def print_notes(targets: Sequence[Target], measurements: Sequence[Measurement]) -> None:
-    """What to know of models without trained weights, and of evaluators."""
+def print_untrained(targets: Sequence[Target]) -> None:
+    """Say which models have random weights."""
     for target in targets:
         if not target.trained:
             console.print(
                 f"note: {target.label} has random weights; "
                 "a name with a tag after a dot has trained ones"
             )
+
+
+def print_notes(measurements: Sequence[Measurement]) -> None:
+    """What the evaluators have to say of their data, which they read for it."""
     for note in dict.fromkeys(m.evaluator.note for m in measurements):
         if note:
             console.print(f"note: {note}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ Overrides = dict[str, Any]
 STORED = {"values", "file", "kind"}
 
 
-def parse_overrides(settings: list[str]) -> Overrides:
+def parse_overrides(settings: Sequence[str]) -> Overrides:
     """["position_options.scaling=yarn"] to {"position_options": {"scaling": "yarn"}}.
 
     Values are JSON or bare words.

@@ -230,7 +230,7 @@ def open_recipe(name: str) -> Recipe:
 
 def _recipe_functions(module: ModuleType) -> dict[str, Callable[[], Recipe]]:
     """The functions of a module annotated `-> Recipe`, by name."""
-    functions = {}
+    functions: dict[str, Callable[[], Recipe]] = {}
     for name, function in inspect.getmembers(module, inspect.isfunction):
         returns = function.__annotations__.get("return")
         if function.__module__ == module.__name__ and returns in (Recipe, "Recipe"):

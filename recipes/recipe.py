@@ -111,7 +111,7 @@ class Evaluate:
 class Recipe(Generic[Data]):
     """One training set-up.
 
-    `data` is the modality's own dataclass (for text: modalities.text.data.TextDataConfig).
+    `data` is the modality's own dataclass (for text: modalities.text.config.TextDataConfig).
     """
 
     name: str

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from modalities.text.data import TextDataConfig
+from modalities.text.config import TextDataConfig
 from recipes import Evaluate, Model, Optim, Recipe, Recipes, Train
 from zoo.errors import Options
 from zoo.files import data_folder

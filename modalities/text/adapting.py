@@ -29,7 +29,8 @@ from modalities.cost import Meter, activation_numbers
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideDecoder, load_arm
 from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
-from modalities.text.data import PackedDataset, TextDataConfig, load_corpus
+from modalities.text.config import TextDataConfig
+from modalities.text.data import PackedDataset, load_corpus
 from modalities.text.tokenizers import load_tokenizer
 from zoo.adapters.layer import prior_parameters
 from zoo.files import read_tensors, replacing_path

@@ -25,7 +25,6 @@ import torch
 from torch.utils.data import Dataset
 
 from modalities.loading import (
-    MOST_WORKERS,
     Batch,
     Heldout,
     IndexedLoader,
@@ -34,15 +33,12 @@ from modalities.loading import (
     StreamLoader,
     fingerprint_of,
 )
-from modalities.text.facts import TRAINING, copies_row, facts_row, tokens_of_a_fact
+from modalities.text.config import TextDataConfig
+from modalities.text.rows import RowMix
 from modalities.text.sources import Document, HFSource, Source, document_split, open_source
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
-from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields, nearest
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
-DEFAULT_SOURCE = "sotu-excerpt"
-# How documents share a row.
-DOCUMENTS = ("masked", "packed")
 # Held-out documents read of a source without end, and their characters together.
 MOST_DOCUMENTS = 2000
 MOST_CHARACTERS = 1 << 28
@@ -51,106 +47,6 @@ MOST_CHARACTERS = 1 << 28
 _DOCUMENTS = 0
 _WINDOWS = 1
 _MIX = 2
-
-
-@dataclass(frozen=True)
-class RowMix:
-    """Shares of training rows: those of facts (whose answers count `weight` in the loss) and of
-    copies; the rest is plain."""
-
-    facts: float = 0.0
-    copies: float = 0.0
-    weight: float = 1.0
-    wordings: str = "train"
-
-    def __call__(self, row: Batch, key: list[int], tokenizer: Tokenizer) -> Batch:
-        """The row itself, or one made of its text; `key` seeds the draw."""
-        if not self.facts and not self.copies:
-            return row
-        rng = np.random.default_rng(key)
-        share = rng.random()
-        if share < self.facts:
-            return facts_row(row, rng, tokenizer, self.weight, TRAINING[self.wordings])
-        if share < self.facts + self.copies:
-            return copies_row(row, rng, tokenizer)
-        return row
-
-    def identity(self) -> State | None:
-        """What decides the rows it makes; None where it makes none, as in states saved before there
-        were such rows."""
-        if not self.facts and not self.copies:
-            return None
-        identity: State = {"facts": self.facts, "copies": self.copies, "weight": self.weight}
-        if self.facts:
-            identity["grammar"] = TRAINING[self.wordings].fingerprint
-        return identity
-
-    def check(self, context: int, tokenizer: Tokenizer) -> None:
-        """ValueError for a context in which facts with their question do not fit."""
-        if not self.facts:
-            return
-        least = tokens_of_a_fact(tokenizer, TRAINING[self.wordings])
-        if context < least:
-            needs = f"tokenizer {tokenizer.name!r} needs at least {least}"
-            raise ValueError(
-                f"context {context} is too short for facts and their questions: {needs}"
-            )
-
-
-@dataclass(frozen=True)
-class TextDataConfig:
-    """What to train on.
-
-    source, tokenizer: spec strings (sources.py, tokenizers.py).
-    context: L, tokens a model sees at once.
-    facts_fraction: share of training rows that state facts and ask for them (facts.py).
-    facts_weight: what each token of an answer counts in the loss; other tokens count 1.
-    facts_wordings: "train" or "wide": more wordings, some of whose questions use other words, and
-        further kinds of value.
-    copies_fraction: share of training rows in which a stretch of text comes again.
-    cache_dir: see `tokenize_corpus`.
-    heldout_limit: documents of the held-out split of a stream.
-    heldout_source: a source that is held out as a whole, instead of a split of `source`.
-    documents: "masked": tokens of a row see their own document alone, with positions from its first
-        token in the row; "packed": a row is one text, whose documents BOS parts.
-    """
-
-    source: str = DEFAULT_SOURCE
-    tokenizer: str = "bytes"
-    context: int = bounded(128, 1, LONGEST_CONTEXT)
-    seed: int = bounded(0, 0, LARGEST_SEED)
-    facts_fraction: float = bounded(0.0, 0, 1)
-    facts_weight: float = 1.0
-    facts_wordings: str = "train"
-    copies_fraction: float = bounded(0.0, 0, 1)
-    cache_dir: str | None = None
-    num_workers: int = bounded(0, 0, MOST_WORKERS)
-    heldout_source: str | None = None
-    heldout_limit: int = bounded(256, 1, 2**24)
-    documents: str = "masked"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for field, choices in (("documents", DOCUMENTS), ("facts_wordings", TRAINING)):
-            value = getattr(self, field)
-            if value not in choices:
-                raise ValueError(f"{field}={value!r}: {nearest(value, choices)}")
-        facts = self.facts_fraction
-        copies = self.copies_fraction
-        if facts + copies > 1.0:
-            shares = f"facts_fraction {facts} and copies_fraction {copies}"
-            raise ValueError(f"{shares} are shares of the rows: together at most 1")
-        if not self.facts_weight > 0:
-            raise ValueError(f"facts_weight {self.facts_weight} must be positive")
-
-    @property
-    def row_mix(self) -> RowMix:
-        return RowMix(
-            facts=self.facts_fraction,
-            copies=self.copies_fraction,
-            weight=self.facts_weight,
-            wordings=self.facts_wordings,
-        )
 
 
 # Raise it when the files or the rules of splitting and tokenising change.

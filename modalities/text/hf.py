@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from modalities.contract import find_modality
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.model import Decoder
 from modalities.decoder.tokenizers import make_fast
+from modalities.text.model import CausalLM
 from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
 
 
@@ -49,8 +49,7 @@ class PriorzooTextConfig(PriorzooConfig):
     """`PriorzooConfig` of a `CausalLM`."""
 
     model_type = "priorzoo_text"
-    # The class that opens folders of ours, by this module.
-    decoder_class = find_modality("text").model
+    decoder_class = CausalLM
     fast_tokenizer = staticmethod(fast_tokenizer)
 
 

@@ -18,8 +18,8 @@ from lm_eval.models.huggingface import HFLM
 
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 from modalities.decoder.tokenizers import open_tokenizer
-from modalities.text import CausalLM
 from modalities.text.hf import fast_tokenizer, wrap
+from modalities.text.model import CausalLM
 from zoo.catalog import list_models, load_model
 from zoo.errors import check_options, nearest
 

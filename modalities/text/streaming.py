@@ -6,18 +6,16 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from modalities.loading import Batch, Events, State, collate
+from modalities.text.config import TextDataConfig
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.text.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from modalities.text.data import TextDataConfig
 
 BLOCK = 256  # windows that are shuffled together
 # first words of random keys after the seed; `modalities.text.data` has the others

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modalities.contract import find_modality
-from modalities.text.data import RowMix
+from modalities.text.rows import RowMix
 from recipes import find_recipe, list_recipes
 from recipes.commands import ConfigError
 from recipes.estimate import build_on_meta, describe, memory_per_rank

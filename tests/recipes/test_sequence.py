@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import zoo.sequence
 from modalities.decoder import causal_lm_loss
-from modalities.text import build_model as build
+from modalities.text.model import build_model as build
 from recipes.commands import ConfigError
 from recipes.estimate import describe
 from recipes.plan import resolve

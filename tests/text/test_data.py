@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from modalities.text.config import TextDataConfig
 from modalities.text.data import (
     EncodedDocument,
     PackedDataset,
-    RowMix,
-    TextDataConfig,
     build_loader,
     corpus_of,
     open_heldout,
     tokenize_corpus,
 )
+from modalities.text.rows import RowMix
 from modalities.text.sources import Document, document_split, open_source
 from modalities.text.tokenizers import load_tokenizer
 from tests.refusals import refuses

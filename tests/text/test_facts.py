@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from modalities.text import facts
-from modalities.text.data import RowMix
-from modalities.text.facts import GRAMMARS, HELDOUT, OTHER, TRAIN, WIDE, draw_facts, facts_row
+from modalities.text import rows
+from modalities.text.facts import GRAMMARS, HELDOUT, OTHER, TRAIN, WIDE, draw_facts
+from modalities.text.rows import RowMix, facts_row
 from modalities.text.tokenizers import load_tokenizer
 
 TOKENIZERS = {name: load_tokenizer(name) for name in ("bytes", "bpe-1k")}
@@ -123,13 +123,13 @@ def runs_of(row, weight):
 def drawn(monkeypatch):
     """The facts of the last row."""
     last = []
-    draw = facts.draw_facts
+    draw = rows.draw_facts
 
     def drawing(*arguments, **options):
         last[:] = draw(*arguments, **options)
         return list(last)
 
-    monkeypatch.setattr(facts, "draw_facts", drawing)
+    monkeypatch.setattr(rows, "draw_facts", drawing)
     return last
 
 

@@ -9,7 +9,8 @@ from itertools import islice
 import pytest
 import torch
 
-from modalities.text.data import TextDataConfig, build_loader, load_corpus
+from modalities.text.config import TextDataConfig
+from modalities.text.data import build_loader, load_corpus
 from modalities.text.sources import Document, document_split
 from modalities.text.tokenizers import load_tokenizer
 

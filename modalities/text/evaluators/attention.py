@@ -32,8 +32,8 @@ from modalities.results import (
 )
 from modalities.settings import Settings, option
 from modalities.tables import print_table
+from modalities.text.evaluation import HaystackEvaluator, TextEvaluator
 from modalities.text.prompts import Template
-from modalities.text.retrieval import HaystackEvaluator, TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.layers import Attention
 

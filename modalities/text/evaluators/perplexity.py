@@ -30,7 +30,7 @@ from modalities.results import LENGTH, CellValue, ModelResult, Row, Score, compa
 from modalities.settings import CutSettings, check_choice, option
 from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
-from modalities.text.retrieval import TextEvaluator
+from modalities.text.evaluation import TextEvaluator
 from modalities.text.tokenizers import Tokenizer, load_tokenizer
 from zoo.positions import slices
 

@@ -19,9 +19,9 @@ from modalities.results import CellValue, ModelResult, Row, Score
 from modalities.settings import CutSettings, option
 from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
+from modalities.text.evaluation import TextEvaluator
 from modalities.text.facts import HELDOUT
 from modalities.text.prompts import StatedFact, state_facts
-from modalities.text.retrieval import TextEvaluator
 from modalities.text.tokenizers import load_tokenizer
 from zoo.decoding import KVCache
 

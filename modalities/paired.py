@@ -159,7 +159,7 @@ def _pooled(units: list[list[Ratio]], first: int) -> Comparison:
     ratio = _divided(total.sum(1, keepdims=True), side_weight)
     residual = _divided(total - ratio * weight, side_weight).sum(2) / num_strata
     gap = residual[:first].mean(0) - residual[first:].mean(0)
-    in_stratum: np.ndarray = (weight > 0).any(0)
+    in_stratum = np.any(weight > 0, axis=0)
     return Comparison(
         _divided(total, weight).sum(2) / (weight > 0).sum(2),
         ratio.sum(2)[:, 0] / num_strata[:, 0],

@@ -220,7 +220,7 @@ def add_trainable(
     name: str,
     run: Adaptation,
     position: str,
-    settings: Sequence[str],
+    settings: list[str],
     ssmax: bool,
 ) -> None:
     """Give the model LoRA where it is asked for, and a prior where it has none."""

@@ -3,7 +3,7 @@
     python examples/larger_images.py            # three minutes on one core
     python examples/larger_images.py --steps 2  # whether it runs
 
-A picture shows one of three shapes, 24 pixels large, somewhere on noise. Training has pictures of
+A picture shows one of three shapes, 24 pixels large, somewhere on grey. Training has pictures of
 48 pixels. In larger ones the shape keeps its pixels and the background grows.
 """
 
@@ -31,11 +31,14 @@ def draw(shape: str) -> Tensor:
 
 def make_batch(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """(count, 3, size, size) pictures and their classes."""
-    images = 0.1 * torch.randn(count, 3, size, size, generator=generator)
+    images = torch.zeros(count, 3, size, size)
+    colours = torch.randn(count, 3, 1, 1, generator=generator)
     classes = torch.randint(len(SHAPES), (count,), generator=generator)
     corners = torch.randint(size - SIDE + 1, (count, 2), generator=generator)
-    for image, kind, (top, left) in zip(images, classes, corners.tolist(), strict=True):
-        image[:, top : top + SIDE, left : left + SIDE] += draw(SHAPES[kind])
+    for image, kind, colour, (top, left) in zip(
+        images, classes, colours, corners.tolist(), strict=True
+    ):
+        image[:, top : top + SIDE, left : left + SIDE] = colour * draw(SHAPES[kind])
     return images, classes
 
 
@@ -50,10 +53,12 @@ def train(position: str | None, steps: int) -> nn.Module:
         depth=3,
         num_heads=4,
         num_classes=len(SHAPES),
+        global_pool="max",
+        class_token=False,
         dynamic_img_size=True,
     )
     if position is not None:
-        zoo.adapt(model, position, keep_rope=False, ssmax=True)
+        zoo.adapt(model, position, options={"init": "alibi"}, keep_rope=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -67,7 +72,7 @@ def train(position: str | None, steps: int) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     print("pictures named right, by their size in pixels")
     for position in (None, "ggd2d"):

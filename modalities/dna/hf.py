@@ -122,9 +122,9 @@ class OutsideDnaDecoder(OutsideDecoder):
         others[ids[: tokenizer.num_targets]] = False
         self.register_buffer("others", others.nonzero()[:, 0], persistent=False)
 
-    def to(
+    def to(  # type: ignore[override]
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> OutsideDnaDecoder:  # type: ignore[override]
+    ) -> OutsideDnaDecoder:
         super().to(device=device, dtype=dtype)
         self.library_ids = self.library_ids.to(device)
         self.others = self.others.to(device)

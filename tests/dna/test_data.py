@@ -232,10 +232,14 @@ def same(left, right):
 
 def test_the_order_that_weights_were_trained_in():
     dataset = build_loader(DnaDataConfig(), micro_batch=1).source.rows
-    assert [(s.start, s.stop, s.strand, s.epoch) for s in dataset.samples([0, 1, 2, 31_999, 123_456_789])] == [
-        (98871, 99127, "+", 0), (61751, 62007, "-", 0), (86839, 87095, "-", 0), (1582, 1838, "+", 39),
+    samples = dataset.samples([0, 1, 2, 31_999, 123_456_789])
+    assert [(s.start, s.stop, s.strand, s.epoch) for s in samples] == [
+        (98871, 99127, "+", 0),
+        (61751, 62007, "-", 0),
+        (86839, 87095, "-", 0),
+        (1582, 1838, "+", 39),
         (207721, 207977, "-", 152793),
-    ]  # fmt: skip
+    ]
 
 
 def test_order_and_resume(config):
@@ -258,10 +262,15 @@ def test_order_and_resume(config):
     assert state["next_sample"] == 28
     assert state["kind"] == "windows"
     assert same(rest, global_batches(config, world=2, micro_batch=2, steps=5, start=state))
-    for name, value in (
-        ("seed", 1), ("context", 32), ("tokenizer", "kmer:2"), ("reverse_complement", 0.0), ("max_unknown", 0.2),
-        ("soft_mask_weight", 0.5), ("source", "yeast-chr01"),
-    ):  # fmt: skip
-        other = replace(config, **{name: value} | ({"split": None} if name == "source" else {}))
+    for change in (
+        {"seed": 1},
+        {"context": 32},
+        {"tokenizer": "kmer:2"},
+        {"reverse_complement": 0.0},
+        {"max_unknown": 0.2},
+        {"soft_mask_weight": 0.5},
+        {"source": "yeast-chr01", "split": None},
+    ):
+        other = replace(config, **change)
         with pytest.raises(ValueError, match=r"data state has \w+=.*samples would differ"):
             build_loader(other, micro_batch=2).load_state_dict(state)

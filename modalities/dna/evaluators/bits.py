@@ -149,12 +149,12 @@ class Bits(DnaEvaluator[BitsSettings]):
     def cells(self, model: ZooModel) -> list[Cell]:
         """A cell is a length and a few stretches of one contig."""
         size = self.stretch(model)
-        data = self.heldout.items
-        by_contig = data.stretches(size, self.samples(model), self.settings.seed)
-        left_out = len(data.contigs) - len(by_contig)
+        heldout = self.heldout.items
+        by_contig = heldout.stretches(size, self.samples(model), self.settings.seed)
+        left_out = len(heldout.contigs) - len(by_contig)
         cells = []
         for length in self.points(model):
-            # Bases that are read of a window: more than it has under a control.
+            # Bases that are read for a window: under a control more than it has.
             windows = windows_of(length, self.at_once(model, length))
             bases_read = sum(part.stop - part.start for part, _ in windows)
             for contig, stretches in by_contig.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -45,31 +47,41 @@ def list_command(
     """Names of models; with --pretrained a table of weights, with --adapters of adapters: size,
     training and scores."""
     import_named(import_)
-    names = list_adapters(pattern) if adapters else list_models(pattern, pretrained=pretrained)
+    if adapters:
+        kind = "adapters"
+        names = list_adapters(pattern)
+    else:
+        kind = "models with weights" if pretrained else "models"
+        names = list_models(pattern, pretrained=pretrained)
     if not names:
-        kind = "adapters" if adapters else "models with weights" if pretrained else "models"
         raise ValueError(
             f"no {kind} match {pattern!r}; `priorzoo list` prints all {len(list_models())}"
         )
-    if not pretrained and not adapters:
-        return print("\n".join(names))
-    for title, columns, rows in [adapters_table(names)] if adapters else pretrained_tables(names):
-        headings = [
-            Column(name, justify="right" if n else "left", overflow="fold")
-            for n, name in enumerate(columns)
-        ]
-        headings[0].no_wrap = adapters
-        table = Table(
-            *headings,
-            title=title,
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    if adapters:
+        _print_table(adapters_table(names), fold_names=False)
+    elif pretrained:
+        for table in pretrained_tables(names):
+            _print_table(table, fold_names=True)
+    else:
+        print("\n".join(names))
+
+
+def _print_table(table: tuple[str, list[str], list[list[str]]], *, fold_names: bool) -> None:
+    """Print (title, columns, rows) with the first column to the left and numbers to the right."""
+    title, columns, rows = table
+    headings = [Column(columns[0], overflow="fold", no_wrap=not fold_names)]
+    headings += [Column(name, justify="right", overflow="fold") for name in columns[1:]]
+    printed = Table(
+        *headings,
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for row in rows:
+        printed.add_row(*row)
+    console.print(printed)
 
 
 @app.command()
@@ -99,29 +111,38 @@ def show(
     # Here, because importing it takes 40 ms.
     from rich.markdown import Markdown
 
-    console.print(
-        Markdown((WEIGHTS / f"{name}.md").read_text(encoding="utf-8").partition("\n---\n")[2])
-    )
+    card = (WEIGHTS / f"{name}.md").read_text(encoding="utf-8")
+    # Behind its fields.
+    console.print(Markdown(card.partition("\n---\n")[2]))
 
 
 def _show_model(title: str, model: ZooModel) -> None:
-    groups: dict[str, int] = {}
+    """Print a model's configuration and its parameters by part."""
+    counts: Counter[str] = Counter()
     priors = model.prior_parameters()
     for name, parameter in model.named_parameters():
-        group = "priors" if name in priors else name.partition(".")[0]
-        groups[group] = groups.get(group, 0) + parameter.numel()
+        part = "priors" if name in priors else name.partition(".")[0]
+        counts[part] += parameter.numel()
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     columns = dict.fromkeys(f"{layer.content_dim} of {layer.head_dim}" for layer in layers)
-    console.print(f"{title}  {model.modality}, {sum(groups.values()):,} parameters", style="bold")
-    config = dataclasses.asdict(model.config) | {"content columns per head": ", ".join(columns)}
-    counts = {group: f"{count:,}" for group, count in groups.items()}
-    for heading, pairs in (("configuration", config), ("parameters", counts)):
-        table = Table(
-            title=heading, title_justify="left", title_style="dim", show_header=False, box=None
-        )
-        for key, value in pairs.items():
-            table.add_row(f"  {key}", str(value))
-        console.print(table)
+    config = dataclasses.asdict(model.config)
+    config["content columns per head"] = ", ".join(columns)
+    console.print(f"{title}  {model.modality}, {counts.total():,} parameters", style="bold")
+    _print_pairs("configuration", config)
+    _print_pairs("parameters", {part: f"{count:,}" for part, count in counts.items()})
+
+
+def _print_pairs(heading: str, pairs: Mapping[str, object]) -> None:
+    table = Table(
+        title=heading,
+        title_justify="left",
+        title_style="dim",
+        show_header=False,
+        box=None,
+    )
+    for key, value in pairs.items():
+        table.add_row(f"  {key}", str(value))
+    console.print(table)
 
 
 def title_of(name: str) -> str:
@@ -141,25 +162,17 @@ def doctor() -> int:
     1 if one is off."""
     from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
 
-    facts = Table(show_header=False, box=None)
-    facts.add_row("python", platform.python_version())
-    for package in (
-        "torch",
-        "triton",
-        "flash-attn",
-        "timm",
-        "transformers",
-        "deepspeed",
-        "datasets",
-    ):
-        with suppress(PackageNotFoundError):
-            facts.add_row(package, version(package))
     devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
-    facts.add_row("devices", ", ".join(map(device_name, devices)))
-    console.print(facts)
+    console.print(_versions(", ".join(map(device_name, devices))))
     dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in BOUNDS}
-    heading = "largest relative error to float64"
-    table = Table("device", "kernel", *dtypes, title=heading, title_justify="left", box=None)
+    table = Table(
+        "device",
+        "kernel",
+        *dtypes,
+        title="largest relative error to float64",
+        title_justify="left",
+        box=None,
+    )
     wrong: list[str] = []
     for device, (name, kernel) in product(devices, KERNELS.items()):
         cells = []
@@ -167,12 +180,33 @@ def doctor() -> int:
             with console.status(f"{device} {name} {label}"):
                 verdict = check_kernel(kernel, device, dtype)
             wrong += [f"{device}, {name}, {label}: {line}" for line in verdict.wrong]
-            error = "not served" if verdict.worst is None else f"{verdict.worst:.0e}"
-            cells.append(f"wrong ({len(verdict.wrong)})" if verdict.wrong else error)
+            if verdict.wrong:
+                cells.append(f"wrong ({len(verdict.wrong)})")
+            elif verdict.worst is None:
+                cells.append("not served")
+            else:
+                cells.append(f"{verdict.worst:.0e}")
         table.add_row(device_name(device), name, *cells)
     console.print(table)
+    if not wrong:
+        console.print("all that is served can be trusted")
+        return 0
     for line in wrong:
         console.print(f"wrong: {line}", style="red", soft_wrap=True)
-    advice = 'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; name another than the others'
-    console.print(advice if wrong else "all that is served can be trusted")
-    return 1 if wrong else 0
+    console.print(
+        'some kernels are wrong here: `kernel="auto"` leaves out triton where it is; '
+        "name another than the others"
+    )
+    return 1
+
+
+def _versions(devices: str) -> Table:
+    """Versions of what attention and models need, and the devices."""
+    packages = ("torch", "triton", "flash-attn", "timm", "transformers", "deepspeed", "datasets")
+    table = Table(show_header=False, box=None)
+    table.add_row("python", platform.python_version())
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            table.add_row(package, version(package))
+    table.add_row("devices", devices)
+    return table

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt
 
-Options: TypeAlias = dict[str, Any]  # of methods, priors and models, by name
-# What a number may be; a symbol is one where torch.compile traces.
+# Options of methods, priors and models, by name.
+Options: TypeAlias = dict[str, Any]
+# Types of numbers; torch.compile traces with symbols.
 WHOLE = (int, np.integer, SymInt)
 REAL = (float, np.floating, SymFloat, *WHOLE)
 
@@ -33,14 +34,13 @@ def did_you_mean(
     """ "did you mean 'x'? " for at most `most` close names, each written as `form`, those that
     differ in case first; or ""."""
     known = list(known)
-    near = [name for name in known if name.casefold() == word.casefold()]
-    near += [
-        name
-        for name in difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
-        if name not in near
-    ]
-    near = near[:most]
-    return f"did you mean {', '.join(repr(form.format(name)) for name in near)}? " if near else ""
+    same = [name for name in known if name.casefold() == word.casefold()]
+    close = difflib.get_close_matches(word, known, n=most, cutoff=cutoff)
+    names = list(dict.fromkeys(same + close))[:most]
+    if not names:
+        return ""
+    choices = ", ".join(repr(form.format(name)) for name in names)
+    return f"did you mean {choices}? "
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -72,11 +72,8 @@ def check_options(
                 f"{owner} has no option {option!r}; {hint}It takes: {', '.join(valid) or 'none'}"
             )
     for name in valid:
-        if (
-            parameters[name].default is inspect.Parameter.empty
-            and name not in options
-            and name not in defaults
-        ):
+        required = parameters[name].default is inspect.Parameter.empty
+        if required and name not in options and name not in defaults:
             raise ValueError(f"{owner} needs the option {name!r}")
 
 
@@ -91,17 +88,19 @@ def check_number(
 ) -> None:
     """ValueError unless `value` is a finite number, more than `above` and at least `least`. True
     and False are none."""
-    good = isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
-    if good and (above is None or value > above) and (least is None or value >= least):
-        return
-    bound = (
-        f" above {above:g}"
-        if above is not None
-        else f" of {least:g} or more"
-        if least is not None
-        else ""
+    bound = ""
+    if above is not None:
+        bound = f" above {above:g}"
+    elif least is not None:
+        bound = f" of {least:g} or more"
+    finite = (
+        isinstance(value, REAL) and not isinstance(value, bool) and -math.inf < value < math.inf
     )
-    raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
+    too_small = finite and (
+        (above is not None and value <= above) or (least is not None and value < least)
+    )
+    if not finite or too_small:
+        raise ValueError(f"{what} must be a finite number{bound}, got {value!r}")
 
 
 def check_flags(**flags: object) -> None:
@@ -166,16 +165,18 @@ def one_line(error: BaseException) -> str:
     """What an error says, on a line of at most a thousand characters."""
     if ran_out_of_memory(error):
         size = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
-        return f"out of memory{f' for {size[1]}' if size else ''}: lower lengths or batches, or use a smaller model"
+        what = f"out of memory for {size[1]}" if size else "out of memory"
+        return f"{what}: lower lengths or batches, or use a smaller model"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
         path = Path(error.filename)
-        if file := next((part for part in (path, *path.parents) if part.is_file()), None):
-            return printable(f"{file}: a file is where a folder is expected")
-    text = (
-        " ".join(str(error).split())
-        if str(error).count("\n") > 5
-        else str(error).strip().replace("\n", "; ")
-    )
+        for part in (path, *path.parents):
+            if part.is_file():
+                return printable(f"{part}: a file is where a folder is expected")
+    text = str(error)
+    if text.count("\n") > 5:
+        text = " ".join(text.split())
+    else:
+        text = text.strip().replace("\n", "; ")
     return printable(text)[:1000] or type(error).__name__
 
 
@@ -186,8 +187,10 @@ def printable(text: str) -> str:
 
 
 LARGEST_SEED = 2**63 - 1
-LONGEST_CONTEXT = 2**24  # tokens, or patches, of a training sample
-MOST_PARAMETERS = 2**40  # of a model
+# Tokens, or patches, of a training sample.
+LONGEST_CONTEXT = 2**24
+# Parameters of a model.
+MOST_PARAMETERS = 2**40
 
 _WORDS = {bool: "true or false", str: "a string", type(None): "none", dict: "values by name"}
 
@@ -205,12 +208,13 @@ def check_fields(config: Any, prefix: str = "") -> None:
     bool is no number.
     """
     hints = _hints(config.__class__)
-    for each in fields(config):
-        value = getattr(config, each.name)
-        bounds = each.metadata.get("bounds", (-math.inf, math.inf))
-        if not _fits(value, hints[each.name], bounds):
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        hint = hints[entry.name]
+        bounds = entry.metadata.get("bounds", (-math.inf, math.inf))
+        if not _fits(value, hint, bounds):
             raise ValueError(
-                f"{prefix}{each.name}={value!r:.80}: expected {_expected(hints[each.name], bounds)}"
+                f"{prefix}{entry.name}={value!r:.80}: expected {_expected(hint, bounds)}"
             )
 
 
@@ -228,6 +232,7 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
+    """Whether a value is of an annotation's type, and its numbers are within the bounds."""
     kind = typing.get_origin(hint) or hint
     parts = typing.get_args(hint)
     if kind is Any:
@@ -235,34 +240,50 @@ def _fits(value: Any, hint: Any, bounds: tuple[float, float]) -> bool:
     if kind in (typing.Union, types.UnionType):
         return any(_fits(value, part, bounds) for part in parts)
     if kind in (int, float):
-        number = numbers.Integral if kind is int else numbers.Real
-        if not issubclass(value.__class__, number) or value.__class__ is bool:
-            return False
-        try:
-            return math.isfinite(value) and bounds[0] <= value <= bounds[1]
-        except OverflowError:  # of a whole number beyond all floats
-            return False
+        return _is_number(value, kind, bounds)
     if kind in (list, tuple):
         if not isinstance(value, list | tuple):
             return False
-        if kind is list or parts[1:] == (Ellipsis,):
-            return all(_fits(one, parts[0], bounds) for one in value)
-        return len(value) == len(parts) and all(map(_fits, value, parts, [bounds] * len(parts)))
+        if _has_any_length(kind, parts):
+            return all(_fits(item, parts[0], bounds) for item in value)
+        if len(value) != len(parts):
+            return False
+        return all(_fits(item, part, bounds) for item, part in zip(value, parts, strict=True))
     return isinstance(value, Mapping if kind is dict else kind)
 
 
+def _is_number(value: Any, kind: type, bounds: tuple[float, float]) -> bool:
+    number = numbers.Integral if kind is int else numbers.Real
+    if not issubclass(value.__class__, number) or value.__class__ is bool:
+        return False
+    least, most = bounds
+    try:
+        return math.isfinite(value) and least <= value <= most
+    except OverflowError:
+        # A whole number beyond all floats.
+        return False
+
+
+def _has_any_length(kind: type, parts: tuple[Any, ...]) -> bool:
+    """Whether an annotation is list[X] or tuple[X, ...]."""
+    return kind is list or parts[1:] == (Ellipsis,)
+
+
 def _expected(hint: Any, bounds: tuple[float, float]) -> str:
+    """An annotation with its bounds, in words."""
     kind = typing.get_origin(hint) or hint
     parts = typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         return " or ".join(_expected(part, bounds) for part in parts)
     if kind in (int, float):
-        least, most = (None if math.isinf(end) else f"{end:,}" for end in bounds)
+        least, most = bounds
         word = "a whole number" if kind is int else "a number"
-        if least is not None and most is not None:
-            return f"{word} from {least} to {most}"
-        return word if least is None else f"{word}, at least {least}"
+        if math.isinf(least):
+            return word
+        if math.isinf(most):
+            return f"{word}, at least {least:,}"
+        return f"{word} from {least:,} to {most:,}"
     if kind in (list, tuple):
-        many = "a list" if kind is list or parts[1:] == (Ellipsis,) else f"{len(parts)} values"
-        return f"{many}, each {_expected(parts[0], bounds)}"
+        items = "a list" if _has_any_length(kind, parts) else f"{len(parts)} values"
+        return f"{items}, each {_expected(parts[0], bounds)}"
     return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))

@@ -21,25 +21,26 @@ from zoo.attention.heads import repeat_heads
 from zoo.positions import Positions
 from zoo.priors.base import Prior, TablePrior, prior_device
 
-NEGLIGIBLE = 20.0  # nats below the largest value of a prior
-REFRESHED = 256  # calls after which the order of a prior's heads is computed anew
+# Nats below the largest value of a prior, from which on a key does not count as visible.
+NEGLIGIBLE = 20.0
+# Calls after which the order of a prior's heads is computed anew.
+REFRESH_CALLS = 256
 
 
 def visible_pairs(prior: Prior, length: int) -> Tensor:
     """(H,) causal (query, key) pairs of a line whose log-prior is within `NEGLIGIBLE` of the head's
     largest; parts of a prior that are no function of distance count as 0 everywhere."""
-    distance = (
-        torch.logspace(0, math.log2(length), 129, base=2, dtype=torch.float64).round().unique()
-    )
+    # Distances that grow by a factor stand for those up to the next one.
+    distance = torch.logspace(0, math.log2(length), 129, base=2, dtype=torch.float64)
+    distance = distance.round().unique()
     distance = torch.cat([distance.new_zeros(1), distance[:-1]])
     curve = torch.zeros(prior.num_heads, len(distance), dtype=torch.float64)
     for part in [prior, *prior.parts()]:
         if isinstance(part, TablePrior):
             curve += part.curve(distance.to(prior_device(part)), causal=True).detach().cpu()
     widths = torch.diff(distance, append=distance.new_tensor([length]))
-    return ((curve >= curve.amax(1, keepdim=True) - NEGLIGIBLE) * (length - distance) * widths).sum(
-        1
-    )
+    visible = curve >= curve.amax(1, keepdim=True) - NEGLIGIBLE
+    return (visible * (length - distance) * widths).sum(1)
 
 
 def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
@@ -54,16 +55,17 @@ def balanced_groups(pairs: Tensor, groups: int, ranks: int) -> list[int]:
     if work.min() == work.max():
         return list(range(groups))
     loads = [0.0] * ranks
-    shares = [list[int]() for _ in range(ranks)]
-    for group in work.argsort(
-        descending=True, stable=True
-    ).tolist():  # the longest first, to the rank with least work
-        rank = min(
-            (r for r in range(ranks) if len(shares[r]) < groups // ranks), key=loads.__getitem__
-        )
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    # The group with most work first, to the rank with least.
+    for group in work.argsort(descending=True, stable=True).tolist():
+        free = [rank for rank in range(ranks) if len(shares[rank]) < groups // ranks]
+        rank = min(free, key=loads.__getitem__)
         shares[rank].append(group)
         loads[rank] += float(work[group])
-    return [group for share in shares for group in sorted(share)]
+    order: list[int] = []
+    for share in shares:
+        order += sorted(share)
+    return order
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class SequenceGroup:
     )
 
     def _range(self, total: int, what: str) -> slice:
+        """This rank's share of range(total); ValueError where ranks do not divide it."""
         if total % self.size:
             raise ValueError(
                 f"{total} {what} cannot be shared by {self.size} ranks, expected a multiple"
@@ -91,11 +94,13 @@ class SequenceGroup:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def order(self, prior: Prior, groups: int, length: int) -> list[int]:
-        """The `balanced_groups` of a prior's heads, the same on all ranks. It reads the prior's
-        parameters, which on a GPU waits for them, so it is computed at every `REFRESHED`-th call
-        for this prior alone."""
+        """The `balanced_groups` of a prior's heads, the same on all ranks.
+
+        It reads the prior's parameters, which on a GPU waits for them: it is computed anew at every
+        `REFRESH_CALLS`-th call for a prior.
+        """
         calls, order = self._orders.get(prior, (0, []))
-        if calls % REFRESHED == 0 or len(order) != groups:
+        if calls % REFRESH_CALLS == 0 or len(order) != groups:
             order = balanced_groups(visible_pairs(prior, length), groups, self.size)
         self._orders[prior] = calls + 1, order
         return order
@@ -137,26 +142,31 @@ class SequenceGroup:
             query_scale, options: as in `prior_attention`.
         """
         # Heads with a key head in common stay together. Where ranks do not divide the key heads,
-        # these are repeated as
-        # little as makes groups that ranks divide: H is a multiple of both.
+        # these are repeated as little as makes groups that ranks divide: H is a multiple of both.
         groups = math.lcm(k.shape[1], self.size)
         self._range(q.shape[1], "heads")
-        each = q.shape[1] // groups
+        group_size = q.shape[1] // groups
         order = self.order(prior, groups, positions.length)
-        heads = [group * each + n for group in order for n in range(each)]
-        k, v = (repeat_heads(x, groups)[:, order] for x in (k, v))
-        by_group = q.unflatten(1, (groups, each))[:, order].transpose(
-            2, 3
-        )  # (B, groups, T/N, H/groups, d_c)
+        heads = [group * group_size + n for group in order for n in range(group_size)]
+        k = repeat_heads(k, groups)[:, order]
+        v = repeat_heads(v, groups)[:, order]
+        # (B, groups, T/N, H/groups, d_c)
+        by_group = q.unflatten(1, (groups, group_size))[:, order].transpose(2, 3)
+        # One exchange for q, k and v.
         packed = self.to_heads(torch.cat([by_group.flatten(3), k, v], dim=-1))
-        q, k, v = packed.split([each * q.shape[-1], k.shape[-1], v.shape[-1]], dim=-1)
-        q = q.unflatten(3, (each, -1)).transpose(2, 3).flatten(1, 2)
+        q_width = group_size * q.shape[-1]
+        q, k, v = packed.split([q_width, k.shape[-1], v.shape[-1]], dim=-1)
+        q = q.unflatten(3, (group_size, -1)).transpose(2, 3).flatten(1, 2)
         if query_scale is not None:
             query_scale = self.to_heads(query_scale[:, heads, :, None])[..., 0]
         content = prior.content(x)
-        x = x if content is None else self.to_heads(content[:, heads])
-        of_rank = heads[self._range(len(heads), "heads")]
-        terms = prior.of_heads(of_rank)(positions, positions, causal=causal, x=x)
+        if content is not None:
+            x = self.to_heads(content[:, heads])
+        rank_heads = heads[self._range(len(heads), "heads")]
+        terms = prior.of_heads(rank_heads)(positions, positions, causal=causal, x=x)
         out = prior_attention(q, k, v, terms, causal=causal, query_scale=query_scale, **options)
         out = self.exchange(out.transpose(1, 2), 1, 2).transpose(1, 2)
-        return out if heads == sorted(heads) else out[:, torch.tensor(heads).argsort().tolist()]
+        if heads == sorted(heads):
+            return out
+        # Back to the order of the model's heads.
+        return out[:, torch.tensor(heads).argsort().tolist()]

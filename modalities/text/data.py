@@ -384,7 +384,7 @@ def open_heldout(
         for text, tokens in zip(texts, tokenizer.encode_many(texts), strict=True)
     )
     content = [tokenizer.fingerprint.encode()]
-    for document in documents:
-        content.append(len(document.tokens).to_bytes(8, "little"))
-        content.append(document.tokens.tobytes())
+    for encoded in documents:
+        content.append(len(encoded.tokens).to_bytes(8, "little"))
+        content.append(encoded.tokens.tobytes())
     return Heldout(spec, fingerprint_of(content), documents)

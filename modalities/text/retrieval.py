@@ -225,7 +225,7 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
     def write(self, results: list[ModelResult], out: Path) -> None:
         """EVAL.words.csv: the share of answers generated exactly by wording, and by kind of
         value."""
-        groups: dict[tuple[str | int, ...], list[int]] = {}
+        groups: dict[tuple[str, int, int, str, str], list[int]] = {}
         for result in results:
             for cell in result.cells.values():
                 outcomes = cell["outcomes"]["free_generation"]
@@ -234,10 +234,16 @@ class Retrieval(HaystackEvaluator[RetrievalSettings]):
                         group = (result.label, cell["length"], cell["facts"], kind, word)
                         groups.setdefault(group, []).append(outcome)
         rows = []
-        for group, outcomes in sorted(groups.items()):
-            row = dict(zip(("model", "length", "facts", "kind", "words"), group, strict=True))
-            row["samples"] = len(outcomes)
-            row["free_generation"] = sum(outcomes) / len(outcomes)
+        for (model, length, facts, kind, words), outcomes in sorted(groups.items()):
+            row = {
+                "model": model,
+                "length": length,
+                "facts": facts,
+                "kind": kind,
+                "words": words,
+                "samples": len(outcomes),
+                "free_generation": sum(outcomes) / len(outcomes),
+            }
             rows.append(row)
         if rows:
             write_table(out / f"{self.name}.words.csv", rows)

@@ -319,11 +319,11 @@ def _join(
     documents: Sequence[EncodedDocument], tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of all documents in a row, parted by BOS, and the bytes of each."""
-    tokens = []
-    sizes = []
+    tokens: list[np.ndarray] = []
+    sizes: list[np.ndarray] = []
     for document in documents:
-        tokens += [[tokenizer.bos_id], document.tokens]
-        sizes += [[0], document.byte_lengths(tokenizer)]
+        tokens += [np.array([tokenizer.bos_id]), document.tokens]
+        sizes += [np.array([0]), document.byte_lengths(tokenizer)]
     return np.concatenate(tokens)[1:], np.concatenate(sizes)[1:]
 
 

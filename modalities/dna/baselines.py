@@ -64,10 +64,10 @@ class MarkovChain(WindowScorer):
         correct = np.empty(windows.shape)
         for part in slices(windows.shape[1], max(1, SCORED // len(windows))):
             # A context is all that a chunk needs of the previous one.
-            before = min(part.start, self.order)
-            codes = windows[:, part.start - before : part.stop]
-            p = chain.probabilities(codes, self.order)[:, before:]
-            true = np.minimum(codes[:, before:], UNKNOWN - 1).astype(np.int64)[..., None]
+            overlap = min(part.start, self.order)
+            codes = windows[:, part.start - overlap : part.stop]
+            p = chain.probabilities(codes, self.order)[:, overlap:]
+            true = np.minimum(codes[:, overlap:], UNKNOWN - 1).astype(np.int64)[..., None]
             nll[:, part] = -np.log(np.take_along_axis(p, true, axis=-1)[..., 0])
             # Equal bases share the hit.
             best = p == p.max(-1, keepdims=True)

@@ -174,8 +174,8 @@ class CopyExpert(nn.Module):
         means = []
         for width in RECENT:
             start = torch.maximum(first, place - width).clamp(min=0)
-            before = sums.gather(1, start[..., None].expand_as(sums))
-            means.append(((sums - before) / width).to(log_p.dtype))
+            earlier = sums.gather(1, start[..., None].expand_as(sums))
+            means.append(((sums - earlier) / width).to(log_p.dtype))
         return means
 
 

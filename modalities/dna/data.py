@@ -229,10 +229,10 @@ class WindowDataset(Dataset):
         for tries in range(1, _MOST_TRIES + 1):
             if not len(bad):
                 return places
-            again = self._grid(numbers[bad] + tries * step)
-            for column, new in zip(places, again, strict=True):
+            others = self._grid(numbers[bad] + tries * step)
+            for column, new in zip(places, others, strict=True):
                 column[bad] = new
-            bad = bad[self._too_unknown(*again)]
+            bad = bad[self._too_unknown(*others)]
         raise ValueError(
             f"{_MOST_TRIES:,} windows of {self.window} bases in a row have more than "
             f"max_unknown={self.max_unknown} unknown bases; "

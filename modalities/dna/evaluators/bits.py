@@ -315,9 +315,9 @@ def _change(contigs: Sequence[Contig], shorter: Sequence[Contig]) -> Row:
     """The difference of bits per base to the next shorter length."""
     changes = []
     by_stretch = []
-    for contig, before in zip(contigs, shorter, strict=True):
-        changes.append(_ratio(contig, "bits") - _ratio(before, "bits"))
-        by_stretch.append(_bits_of_stretches(contig) - _bits_of_stretches(before))
+    for contig, at_shorter in zip(contigs, shorter, strict=True):
+        changes.append(_ratio(contig, "bits") - _ratio(at_shorter, "bits"))
+        by_stretch.append(_bits_of_stretches(contig) - _bits_of_stretches(at_shorter))
     return {
         "change": float(np.mean(changes)),
         "change_standard_error": _standard_error(by_stretch),
@@ -360,9 +360,9 @@ def _sums_of_parts(
 def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
     """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop),
     all of whose words of WORD bases stand more than once in the contig's file, on either strand."""
-    before = max(0, start - LEAST + 1)
-    after = min(genome[contig].length, stop + LEAST - 1)
-    codes = genome.codes(contig, before, after)
+    first = max(0, start - LEAST + 1)
+    last = min(genome[contig].length, stop + LEAST - 1)
+    codes = genome.codes(contig, first, last)
     table = _words(genome, genome[contig].file)
     times = _times(codes, table)
     # A word that ends at e of the other strand ends at T − 1 − e + WORD − 1 of this one.
@@ -374,7 +374,7 @@ def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray
     # Whether such a stretch ends at a base, or at one of the LEAST − 1 bases after it.
     sums = np.pad(repeat_ends, (1, LEAST - 1)).cumsum()
     in_repeat = sums[LEAST:] > sums[:-LEAST]
-    return in_repeat[start - before : stop - before]
+    return in_repeat[start - first : stop - first]
 
 
 def _times(codes: np.ndarray, table: np.ndarray) -> np.ndarray:

@@ -157,7 +157,9 @@ class Card:
     def _score_table(self) -> list[str]:
         columns = list(dict.fromkeys(itertools.chain.from_iterable(self.rows)))
         lines = [_table_line(columns), "|" + "---:|" * len(columns)]
-        lines += [_table_line([row.get(column, "–") for column in columns]) for row in self.rows]
+        for row in self.rows:
+            cells = [row.get(column, "–") for column in columns]
+            lines.append(_table_line(cells))
         return lines
 
     def _front_matter(self) -> str:

@@ -113,7 +113,7 @@ def test_measures_are_their_definitions(name: str, monkeypatch) -> None:
     "name", ["text_ggd_goat_ssmax_tiny", "text_local_tiny", "vision_rope2d_axial_ssmax_tiny_patch8"]
 )
 @torch.no_grad()
-def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
+def test_weights_of_every_model(name: str) -> None:
     """p·v is what attention puts out, in every layer."""
     torch.manual_seed(0)
     model = create_model(name).eval()
@@ -136,7 +136,8 @@ def test_weights_are_those_of_every_kind_of_model(name: str) -> None:
     assert len(calls) == len(model.layers)
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_missing_part_is_named() -> None:
+    """What is not there is named."""
     model = create_model("text_goat_tiny")
     data = torch.zeros(1, 40, dtype=torch.int64)
     for options, message in [

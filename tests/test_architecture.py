@@ -110,7 +110,7 @@ def test_imports_point_down() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_circle_of_imports() -> None:
     """Imports inside functions count: they only hide a circle."""
     above = {
         module: {other for _, other, _ in imports(file) if other in MODULES and other != module}
@@ -130,7 +130,7 @@ MAY = {
 }  # they filter names by modality, and refuse a folder of another
 
 
-def test_a_modality_is_asked_and_never_named() -> None:
+def test_modality_is_never_named() -> None:
     """No module by a name put together, no modality compared by name, no model asked what it is."""
     offenders = [
         f"{name}: {match[0]}"

@@ -81,7 +81,8 @@ def test_heads() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_table_and_figure(tmp_path) -> None:
+def test_command_writes_table_and_figure(tmp_path) -> None:
+    """The command writes table and figure."""
     names = ["text_ggd_ssmax_tiny.facts", "text_rope_tiny.facts"]
     assert main([*names, "sinks,heads", "--samples", "1", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "sinks.png").is_file()

@@ -40,7 +40,7 @@ def test_the_readme_s_example_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         exec(compile(example, "README.md", "exec"), {})
 
 
-def test_readme_begins_with_commands_that_need_nothing() -> None:
+def test_readme_begins_with_make() -> None:
     """`make demo` and `make test` stand before `pip install`; CI types the second as it is
     printed."""
     shell = re.search(r"```bash\n(.*?)```", README, flags=re.DOTALL)
@@ -62,7 +62,7 @@ def test_links_and_folders_exist() -> None:
     assert all((ROOT / folder).is_dir() for folder in folders)
 
 
-def test_blocks_of_python_import_what_they_use(tmp_path: Path) -> None:
+def test_python_blocks_import_names(tmp_path: Path) -> None:
     """Each runs in a new process, but for the part of a file that CONTRIBUTING adds."""
     for page, text in PAGES.items():
         for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)):
@@ -85,7 +85,8 @@ def commands() -> list[str]:
     return [line.partition(" #")[0].strip() for line in lines if re.match(rf"\s*{programs}", line)]
 
 
-def test_commands_name_files_recipes_and_models_that_exist() -> None:
+def test_commands_name_existing_things() -> None:
+    """Commands name files recipes and models that exist."""
     assert len(commands()) > 30
     wrong = []
     recipes = set(list_recipes())
@@ -138,7 +139,8 @@ def lacks(paper: str, row: list[str]) -> list[str]:
     return [name for name, (pattern, cell) in cells.items() if not re.search(pattern, cell)]
 
 
-def test_every_row_of_the_papers_has_numbers_and_a_spread() -> None:
+def test_paper_rows_have_spread() -> None:
+    """Every row of the papers has numbers and a spread."""
     assert not {
         row[0]: wrong
         for paper in PLACES
@@ -154,7 +156,8 @@ def test_every_row_of_the_papers_has_numbers_and_a_spread() -> None:
         assert lacks("BAM", [*good[:n], cell, *good[n + 1 :]]) == [name]
 
 
-def test_every_table_and_figure_of_the_papers_has_a_row() -> None:
+def test_paper_tables_have_rows() -> None:
+    """Every table and figure of the papers has a row."""
     goat, bam = (
         [row[0].partition(":")[0] for row in paper_rows(paper)] for paper in ("GOAT", "BAM")
     )
@@ -232,7 +235,7 @@ def run_commands(lines: list[list[str]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_guide_runs(page: Path, tmp_path: Path) -> None:
     """Its blocks in order in one folder, but for `sh`: each in a process that imported only
     libraries and the commands.
 

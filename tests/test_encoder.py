@@ -182,7 +182,8 @@ def test_a_modality_of_grids_learns(model):
     assert MODALITY.cost(model, ToneData(), 4).flops > 0
 
 
-def test_what_is_broken_is_skipped_and_counted():
+def test_broken_items_are_counted():
+    """What is broken is skipped and counted."""
     loader = build_loader(ToneData(), micro_batch=16)
     batches = iter(loader)
     for _ in range(-(-len(Tones("train")) // 16)):

@@ -51,7 +51,8 @@ def test_settings():
     assert {n: compact(n) for n in ticks} == ticks
 
 
-def test_rows_are_means_along_the_axis():
+def test_rows_are_means():
+    """Rows are means along the axis."""
     evaluator = Hues()
     finished = {"30/0": {"hue": 30, "value": 99, "list": [0, 0], "kind": "same", "label": "x"}}
     cells = dict(evaluator.run(None, finished))
@@ -106,7 +107,8 @@ def test_means_of_missing_numbers():
     assert math.isnan(mean.deviation[0]["y"])
 
 
-def test_students_t_and_the_standard_error():
+def test_students_t_and_standard_error():
+    """Students t and the standard error."""
     table = {
         1: 12.7062,
         2: 4.3027,
@@ -155,7 +157,7 @@ def test_paired_differences():
     }
 
 
-def test_pooled_units_weigh_as_much_as_they_hold():
+def test_pooled_units_are_weighted():
     """Stratum A: units of 1 and 9 bases; B: of 2 and 2. A's ratios are 0.3 (ours) and 0.5, B's 1
     and 1."""
 
@@ -192,7 +194,9 @@ def test_pooled_units_weigh_as_much_as_they_hold():
     assert math.isnan(alone["low"])
 
 
-def test_groups_are_compared_with_a_label():
+def test_groups_compared_with_label():
+    """Groups are compared with a label."""
+
     class Paired(Hues):
         paired_over = "numbers"
 

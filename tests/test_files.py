@@ -41,7 +41,8 @@ def test_tables(tmp_path):
     assert file_safe("text.ggd tiny (run/é)") == "text.ggd_tiny__run_é_"
 
 
-def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
+def test_tables_have_no_formulas(tmp_path):
+    """Tables have no formulas and no line breaks."""
     hostile = ["=1+1", "-2+3", "@SUM(A1)", " =1", "\t=x", "\uff1d1+1"]
     harmless = ["-2.5", "+1e3", "-", "text.a-b"]
     write_table(
@@ -58,7 +59,8 @@ def test_tables_have_no_formulas_and_no_line_breaks(tmp_path):
     ]
 
 
-def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
+def test_file_is_old_or_new(tmp_path):
+    """A file is the old one or the new one."""
     path = tmp_path / "deep" / "file.txt"
     write_text(path, "old é\n")
     with pytest.raises(OSError, match="full"), replacing_path(path) as temporary:
@@ -76,7 +78,8 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path):
     assert json.loads(path.read_text()) == {"path": "a/b", "nan": None}
 
 
-def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
+def test_folder_is_complete_or_absent(tmp_path):
+    """A folder is complete or absent and the first of two is kept."""
     folder = tmp_path / "cache" / "f"
     with pytest.raises(RuntimeError), new_folder(folder, "mark") as temporary:
         (temporary / "mark").touch()
@@ -95,7 +98,7 @@ def test_a_folder_is_complete_or_absent_and_the_first_of_two_is_kept(tmp_path):
         (temporary / "mark").touch()
 
 
-def test_what_killed_processes_left_is_removed_an_hour_later(tmp_path):
+def test_abandoned_files_are_removed(tmp_path):
     """Not what others have written to since, and nothing else."""
     past = time.time() - 2 * ABANDONED
     for name in (
@@ -155,7 +158,8 @@ def test_the_nearest_file(tmp_path):
     )
 
 
-def test_a_glob_matches_each_file_once(tmp_path: Path) -> None:
+def test_glob_matches_files_once(tmp_path: Path) -> None:
+    """A glob matches each file once."""
     for name in ("b/x.txt", "a/x.txt", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -165,7 +169,8 @@ def test_a_glob_matches_each_file_once(tmp_path: Path) -> None:
     assert [str(path.relative_to(tmp_path)) for path in paths] == ["a/again.txt", "a/x.txt"]
 
 
-def test_new_files_obey_the_umask_and_long_names_fit(tmp_path: Path) -> None:
+def test_new_files_obey_umask(tmp_path: Path) -> None:
+    """New files obey the umask and long names fit."""
     before = os.umask(0o027)
     try:
         write_text(tmp_path / "deep" / ("x" * 250 + ".json"), "{}")
@@ -178,9 +183,9 @@ def test_new_files_obey_the_umask_and_long_names_fit(tmp_path: Path) -> None:
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
 
 
-def test_folders_that_cannot_be_flushed_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unflushed_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that cannot be flushed are told."""
+
     def refuse_folders(handle: int) -> None:
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Invalid argument")

@@ -100,7 +100,8 @@ def test_batches(workers):
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
-def test_resume_with_other_workers_and_ranks(before, after):
+def test_resume_with_other_workers(before, after):
+    """Resume with other workers and ranks."""
     first = indexed(micro_batch=4, num_workers=before)
     take(first, 3)
     state = saved(first)
@@ -114,7 +115,8 @@ def test_resume_with_other_workers_and_ranks(before, after):
     assert [take(rank, 2) for rank in ranks] == [[[12], [15]], [[13], [16]], [[14], [17]]]
 
 
-def test_a_pass_ends_alike_on_all_ranks_and_starts_over():
+def test_pass_ends_alike_on_ranks():
+    """A pass ends alike on all ranks and starts over."""
     loaders = [indexed(size=7, rank=rank, world=2) for rank in range(2)]
     passes = [[batch["n"].tolist() for batch in loader] for loader in loaders]
     assert passes == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
@@ -155,7 +157,7 @@ def test_wrong_shares_and_foreign_states():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_are_stacked_padded_and_weighed(workers):
+def test_rows_are_stacked(workers):
     """Where one row has weights, those of the others are 1."""
     first, second = IndexedLoader(RowBatches(Rows(3)), 2, num_workers=workers)
     assert first["tokens"].tolist() == [[0, 1], [1, 2]]

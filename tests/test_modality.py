@@ -34,7 +34,8 @@ for name, *words in json.loads(sys.argv[1]):
 """
 
 
-def test_contributing_shows_the_toy_word_for_word():
+def test_contributing_shows_the_toy():
+    """Contributing shows the toy word for word."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     [shown] = re.findall(r"```python\n# toy/__init__\.py\n(.*?)```", page, flags=re.DOTALL)
     source = (ROOT / "tests" / "toy_modality" / "toy" / "__init__.py").read_text()
@@ -43,7 +44,7 @@ def test_contributing_shows_the_toy_word_for_word():
 
 
 @pytest.mark.slow
-def test_a_new_modality_trains_resumes_and_is_evaluated(tmp_path):
+def test_new_modality_trains(tmp_path):
     """The toy is installed as a package would be, by a folder that holds it and its entry point."""
     toy = shutil.copytree(ROOT / "tests" / "toy_modality", tmp_path / "site")
     during = 'evaluate.during={"copyrate": {"every": 4, "lengths": [16, 32]}}'

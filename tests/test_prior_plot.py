@@ -61,16 +61,15 @@ def test_plot_prior_draws(tmp_path: Path, name: str) -> None:
         ("text_ggd_tiny", ["--length", 1], "at least 2"),
     ],
 )
-def test_plot_prior_says_what_is_wrong(
-    tmp_path: Path, name: str, options: list[object], why: str
-) -> None:
+def test_plot_prior_errors(tmp_path: Path, name: str, options: list[object], why: str) -> None:
+    """Plot prior says what is wrong."""
     done = invoke(name, "--out", tmp_path / "prior.png", *options, app=prior_plot.app)
     assert done.exit_code == 2
     assert why in done.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
+def test_heads_follow_ssmax_sign() -> None:
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
     attention = model.layers[0].attention
@@ -91,7 +90,8 @@ def test_curves_and_names_of_heads_follow_the_sign_of_ssmax() -> None:
 @pytest.mark.parametrize(
     ("position", "num_prefix"), [("goat", 2), ("ggd2d_separable", 0), ("t5", 2)]
 )
-def test_the_centre_row_is_the_oracles(position: str, num_prefix: int) -> None:
+def test_centre_row_equals_oracle(position: str, num_prefix: int) -> None:
+    """The centre row is the oracles."""
     torch.manual_seed(0)
     prior = create_grid_position(position, dim=64, num_heads=2, train_grid=(3, 3)).prior
     for parameter in prior.parameters():

@@ -54,7 +54,8 @@ def unknown_shares(data, count):
 
 
 @pytest.mark.parametrize(("spec", "context"), [("bases", 16), ("kmer:3", 64), ("bases", 2000)])
-def test_one_pass_targets_known_bases_once(spec, context):
+def test_known_bases_targeted_once(spec, context):
+    """One pass targets known bases once."""
     tokenizer = load_tokenizer(spec)
     width = int(tokenizer.bases_per_token)
     data = dataset(context, tokenizer=spec, one_pass=True)
@@ -106,7 +107,8 @@ def test_an_epoch_covers_its_stretches():
                 )  # ⌊n / w⌋ whole windows
 
 
-def test_unknown_bases_are_skipped_and_reported(monkeypatch):
+def test_unknown_bases_are_reported(monkeypatch):
+    """Unknown bases are skipped and reported."""
     genome = genome_of(a=letters(4000, 4, unknown=[(at, at + 3) for at in range(1000, 3000, 10)]))
     for most in (0.0, 0.1, 0.25):
         data = dataset(50, genome, max_unknown=most)
@@ -169,7 +171,8 @@ def test_strands_and_weights():
     ]  # soft where most bases of a token are
 
 
-def test_bpe_windows_are_cut_and_padded(tmp_path):
+def test_bpe_windows_fit(tmp_path):
+    """Bpe windows are cut and padded."""
     genome = genome_of(a=letters(24_000, 6))
     spec = bpe_tokenizer(tmp_path)
     data = dataset(32, genome, tokenizer=spec)
@@ -230,7 +233,8 @@ def same(left, right):
     )
 
 
-def test_the_order_that_weights_were_trained_in():
+def test_training_order_is_kept():
+    """The order that weights were trained in."""
     dataset = build_loader(DnaDataConfig(), micro_batch=1).source.rows
     samples = dataset.samples([0, 1, 2, 31_999, 123_456_789])
     assert [(s.start, s.stop, s.strand, s.epoch) for s in samples] == [

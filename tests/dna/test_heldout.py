@@ -69,7 +69,7 @@ def measure(model, settings, finished=None):
     return evaluator.rows(json.loads(json.dumps(values))), values
 
 
-def test_cut_bits_are_of_the_same_bases(source):
+def test_cut_bits_same_bases(source):
     """A model of windows of 16 bases; up to that length the control reads as ever."""
     model = tiny()
     settings = {"lengths": (16, 64), "samples": 1, **source}
@@ -80,7 +80,8 @@ def test_cut_bits_are_of_the_same_bases(source):
     assert of(**settings).identity(model) != of(**settings, control="cut").identity(model)
 
 
-def test_every_length_reads_the_same_bases(source):
+def test_lengths_share_bases(source):
+    """Every length reads the same bases."""
     seen = {}
     for lengths, context in (
         ((16, 64, 256), 16),
@@ -104,7 +105,7 @@ def test_every_length_reads_the_same_bases(source):
 
 
 @pytest.mark.parametrize("tokenizer", ["kmer:3", "bpe"])
-def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
+def test_lengths_count_bases(source, tmp_path, tokenizer):
     """The same bases as single ones are read of, up to k-mers."""
     model = tiny(bpe_tokenizer(tmp_path) if tokenizer == "bpe" else tokenizer, train_context=20)
     bits = of(**source)
@@ -119,7 +120,8 @@ def test_lengths_are_in_bases_for_every_tokenizer(source, tmp_path, tokenizer):
         }
 
 
-def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
+def test_lengths_end_with_contigs(source):
+    """Lengths and stretches end where heldout contigs do."""
     bits = of(**source)
     assert bits.points(Composed(train_context=16)) == (16, 32, 64, 128, 256, 512, 1024)
     assert bits.points(Composed(train_context=100)) == (100, 200, 400, 800, 1600)
@@ -140,7 +142,8 @@ def test_lengths_and_stretches_end_where_heldout_contigs_do(source):
             of(**options, **source).cells(model)
 
 
-def test_contigs_and_repeats_have_a_table(source, tmp_path):
+def test_contigs_have_a_table(source, tmp_path):
+    """Contigs and repeats have a table."""
     settings = dict(lengths=(64, 256), samples=5, repeats=True, **source)
     rows, values = measure(MarkovChain(1, 16), settings)
     of(**settings).write([ModelResult("markov-1", 16, rows, values)], tmp_path)
@@ -163,7 +166,8 @@ def test_contigs_and_repeats_have_a_table(source, tmp_path):
     )
 
 
-def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monkeypatch):
+def test_stopped_run_goes_on(source, monkeypatch):
+    """A stopped run goes on and cells are keyed by what matters."""
     monkeypatch.setattr("modalities.dna.evaluators.bits.CELL_BASES", 120)
     model = tiny()
     options = dict(lengths=(20, 60), samples=5, **source)
@@ -183,7 +187,8 @@ def test_a_stopped_run_goes_on_and_cells_are_keyed_by_what_matters(source, monke
     assert of(**options).identity(tiny(strands="both")) == keys[4]
 
 
-def test_a_file_unseen_in_training_is_read_whole_and_the_training_source_keeps_its_split(tmp_path):
+def test_unseen_file_is_whole(tmp_path):
+    """A file unseen in training is read whole and the training source keeps its split."""
     fasta = tmp_path / "my.fa"
     fasta.write_text(f">chrA\n{letters(4000)}\n>random\n{letters(1000)}\n")
     settings = BitsSettings(source=str(fasta), lengths=(100,))
@@ -264,7 +269,7 @@ def test_statistics_against_their_definitions():
 
 @torch.no_grad()
 @pytest.mark.parametrize(("tokenizer", "left_out"), [("bases", 0), ("kmer:3", 2)])
-def test_greedy_text_is_the_likeliest_token_each_time(tokenizer, left_out):
+def test_greedy_takes_likeliest_token(tokenizer, left_out):
     """Read anew for every token, without a cache. A prompt that is no whole number of k-mers loses
     its first bases."""
     model = tiny(tokenizer, position="goat", num_layers=2)
@@ -306,7 +311,8 @@ def test_the_truth_scores_in_full(genomes, writes):
     assert Counter(contigs) == dict.fromkeys("bcd", 10)
 
 
-def test_a_constant_text_has_no_correlation(genomes, writes):
+def test_constant_text_has_no_correlation(genomes, writes):
+    """A constant text has no correlation."""
     writes(lambda _: np.zeros(NEW, np.uint8))
     cells = dict(completing(genomes).run(tiny()))
     row = completing(genomes).rows(cells)[0]

@@ -39,7 +39,8 @@ def kmer_tokenizer(k):
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
-def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
+def test_bits_equal_plain_loop(tmp_path):
+    """Bits are those of a loop over the whole vocabulary."""
     tokenizer = kmer_tokenizer(3)
     torch.manual_seed(0)
     shape = dict(n_embd=32, n_layer=2, n_head=2, n_positions=128, vocab_size=len(tokenizer) + 3)
@@ -78,7 +79,8 @@ def test_bits_are_those_of_a_loop_over_the_whole_vocabulary(tmp_path):
     assert int(scores.bases.sum()) == len(text) - 1
 
 
-def test_modality_is_that_of_the_vocabulary(tmp_path):
+def test_modality_follows_vocabulary(tmp_path):
+    """Modality is that of the vocabulary."""
     character_tokenizer("ACGTN", ["<s>", "<p>"], bos="<s>", pad_token="<p>").save_pretrained(
         tmp_path / "dna"
     )
@@ -126,7 +128,8 @@ def test_tokenizers_give_our_ids():
 
 
 @torch.no_grad()
-def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
+def test_folder_equals_our_model(tmp_path):
+    """A folder scores and writes bases as our model does."""
     model = tiny("kmer:3", position="goat", ssmax=True, num_layers=2)
     wrap(model).save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -146,7 +149,8 @@ def test_a_folder_scores_and_writes_bases_as_our_model_does(tmp_path):
     }  # ties
 
 
-def test_what_cannot_be_predicted_is_ignored_as_a_label():
+def test_unpredicted_labels_are_ignored():
+    """What cannot be predicted is ignored as a label."""
     wrapped = wrap(tiny(position="goat", ssmax=True))
     tokens = torch.tensor([[5, 0, 1, 4, 2, 3, 6]])
     out = wrapped(tokens, labels=tokens)

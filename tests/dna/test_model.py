@@ -90,7 +90,8 @@ def plain(before: list[np.ndarray], codes: np.ndarray, order: int, place: int) -
 
 
 @pytest.mark.parametrize("order", ORDERS[::2])
-def test_counts_are_those_of_a_plain_search(order: int) -> None:
+def test_counts_equal_plain_search(order: int) -> None:
+    """Counts are those of a plain search."""
     codes = repetitive(2)
     memory = repetitive(2, 70, seed=1)
     memory[0, 20:60] = 3 - codes[1, 50:90][::-1]
@@ -166,7 +167,8 @@ def test_prefix_and_cache(name: str) -> None:
 
 
 @torch.no_grad()
-def test_documents_and_padding_know_nothing_of_one_another() -> None:
+def test_documents_stay_apart() -> None:
+    """Documents and padding know nothing of one another."""
     decoder = model()
     tokens = torch.from_numpy(repetitive())
     segments = torch.zeros_like(tokens)
@@ -181,7 +183,8 @@ def test_documents_and_padding_know_nothing_of_one_another() -> None:
     assert len("".join(decoder.stream_text("ACGTACGT", max_new_tokens=12))) == 12
 
 
-def test_the_memory_is_what_training_read() -> None:
+def test_memory_is_training_data() -> None:
+    """The memory is what training read."""
     decoder = model(copy_memory=600)
     expert = decoder.copy_expert
     tokens = torch.from_numpy(repetitive(2, 50, seed=7))
@@ -205,7 +208,8 @@ def test_the_memory_is_what_training_read() -> None:
     assert not expert.index().counts(torch.full((1, 20), 2), [12]).any()  # padding is no base
 
 
-def test_training_sees_the_memory_in_steps_and_evaluation_all_of_it() -> None:
+def test_memory_grows_in_training() -> None:
+    """Training sees the memory in steps and evaluation all of it."""
     expert = CopyExpert(4, [2], 3000, 99).train()
     seen = set()
     assert expert.index() is None

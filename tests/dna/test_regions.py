@@ -90,7 +90,8 @@ def test_tracks_hold_every_base(tmp_path, model, strands, monkeypatch):
     assert evaluator.measured([result]).startswith("track: 137 of the 140 bases of 3 records of")
 
 
-def test_a_base_costs_the_same_in_every_region(tmp_path, model):
+def test_regions_agree_on_a_base(tmp_path, model):
+    """A base costs the same in every region."""
     options = dict(fasta=write_fasta(tmp_path, **CONTIGS), window=16)
     rows = bed(tmp_path, "#r\nb\t3\t9\tg1\nb 40 77\nb\t5\t9\tg1\t0\t+\na\t0\t37\nb\t60\t61\n")
     whole = Track(RegionSettings(**options))
@@ -124,7 +125,8 @@ def test_a_base_costs_the_same_in_every_region(tmp_path, model):
     assert part.identity(model) != whole.identity(model)
 
 
-def test_unknown_bases_are_listed_and_not_counted(tmp_path):
+def test_unknown_bases_are_listed(tmp_path):
+    """Unknown bases are listed and not counted."""
     sequences = {"n": "NNNN", "some": "ACNNRGT", "tail": "ACGTNN", "short": "AC"}
     rows = score(Composed(), fasta=write_fasta(tmp_path, **sequences))
     assert list(rows) == list(sequences)
@@ -143,7 +145,8 @@ def test_unknown_bases_are_listed_and_not_counted(tmp_path):
     ]  # no k-mer of "ACN NRG" is known
 
 
-def test_a_region_of_the_other_strand_is_read_there(tmp_path):
+def test_reverse_strand_region(tmp_path):
+    """A region of the other strand is read there."""
     model = tiny("kmer:3")
     text = letters(200)
     rows = bed(

@@ -99,7 +99,8 @@ def bpe(tmp_path_factory):
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:3", "bpe"])
 @torch.inference_mode()
-def test_scores_are_those_of_the_logits(tokenizer, bpe):
+def test_scores_equal_logits(tokenizer, bpe):
+    """Scores are those of the logits."""
     model = tiny(bpe if tokenizer == "bpe" else tokenizer)
     windows = sequence(5, 50)
     scores = score_windows(model, windows)
@@ -123,7 +124,7 @@ def test_scores_are_those_of_the_logits(tokenizer, bpe):
 
 
 @pytest.mark.parametrize("strands", ["one", "both"])
-def test_cut_windows_score_the_same_bases(strands):
+def test_cut_windows_same_bases(strands):
     """16 bases at once, 8 apart; the last of 50 begin 16 before the end."""
     model = tiny()
     codes = sequence(5, 50)
@@ -139,7 +140,8 @@ def test_cut_windows_score_the_same_bases(strands):
 
 
 @pytest.mark.parametrize("tokenizer", ["bases", "kmer:2", "bpe"])
-def test_both_strands_are_the_mean_and_exactly_equivariant(tokenizer, bpe):
+def test_strands_are_averaged(tokenizer, bpe):
+    """Both strands are the mean and exactly equivariant."""
     model = tiny(bpe if tokenizer == "bpe" else tokenizer)
     codes = sequence(6, 50)
     turned = np.stack([reverse_complement(window) for window in codes])
@@ -198,7 +200,8 @@ def probability(words, order, taus, context, letter):
     return (n(context + letter) + tau * below) / (sum(n(context + other) for other in "ACGT") + tau)
 
 
-def test_probabilities_are_those_of_a_dictionary(genome):
+def test_probabilities_equal_dictionary_counts(genome):
+    """Probabilities are those of a dictionary."""
     order = 3
     taus = (7.0, 1.0, 3.5, 20.0)
     words = counted(
@@ -220,7 +223,8 @@ def test_probabilities_are_those_of_a_dictionary(genome):
     np.testing.assert_allclose(chain.probabilities(windows, order).sum(-1), 1, rtol=1e-12)
 
 
-def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
+def test_pseudo_counts_are_likeliest(genome):
+    """Pseudo counts are the likeliest for what is set aside."""
     bulk, aside = markov._pieces([r for r in REGIONS if r.label == "train"])
     texts, rest = (
         [decode(genome.codes(r.contig, r.start, r.stop)) for r in pieces]
@@ -246,7 +250,8 @@ def test_pseudo_counts_are_the_likeliest_for_what_is_set_aside(genome):
     assert markov.fit(genome, REGIONS, 1).taus == tuple(taus)
 
 
-def test_a_chain_is_fitted_before_it_scores(genome, monkeypatch):
+def test_chain_is_fitted_first(genome, monkeypatch):
+    """A chain is fitted before it scores."""
     monkeypatch.setattr(markov, "ORDER", 3)
     model = MarkovChain(2, train_context=64)
     windows = sequence(2, 50, seed=2)

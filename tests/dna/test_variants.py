@@ -76,7 +76,7 @@ def test_variants_and_their_reasons(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
-def test_a_file_cut_anywhere_is_an_error(tmp_path, name, capfd):
+def test_cut_file_is_an_error(tmp_path, name, capfd):
     """Also between two blocks, where gzip notices nothing."""
     path = written(tmp_path / name)
     data = path.read_bytes()
@@ -150,7 +150,7 @@ def test_normal_form():
         assert normalize(genome_of(c=text), "c", at, ref, alt) == expected
 
 
-def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files):
+def test_unread_flanks_have_no_ratio(files):
     """On one strand behind a contig's last base; on both the other strand reads the bases before
     it."""
     text = letters(40)
@@ -174,7 +174,8 @@ def test_flanks_that_nothing_reads_after_the_allele_have_no_ratio(files):
 @pytest.mark.parametrize(
     ("tokenizer", "strands", "size"), [("bases", "both", 16), ("kmer:3", "one", 18)]
 )
-def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
+def test_ratios_equal_separate_passes(files, tokenizer, strands, size):
+    """Ratios against passes of their own."""
     text = letters(300)
     spots = [
         (8, 1, "T"),
@@ -228,7 +229,7 @@ def test_ratios_against_passes_of_their_own(files, tokenizer, strands, size):
         assert not row["reason"]
 
 
-def test_every_spelling_of_a_haplotype_is_one_change():
+def test_spellings_are_one_change():
     """60 insertions and deletions in repeats, each in all its spellings; windows and scores follow
     from the change alone."""
     rng = np.random.default_rng(11)
@@ -252,7 +253,8 @@ def test_every_spelling_of_a_haplotype_is_one_change():
         assert len(changes) == 1
 
 
-def test_every_variant_is_listed_with_its_reason(files, tmp_path):
+def test_variants_have_reasons(files, tmp_path):
+    """Every variant is listed with its reason."""
     text = letters(100)[:-1] + "A"
     other = {"A": "C", "C": "A", "G": "A", "T": "A"}
     known = text[49]

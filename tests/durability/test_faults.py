@@ -25,7 +25,8 @@ COMPILER = shutil.which("cc") or shutil.which("gcc")
 @pytest.mark.skipif(
     COMPILER is None or sys.platform != "linux", reason="needs Linux and a C compiler"
 )
-def test_a_broken_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_broken_run_continues(tmp_path: Path) -> None:
+    """A broken run continues as if nothing had happened."""
     library = tmp_path / "inject.so"
     subprocess.run(
         [COMPILER, "-shared", "-fPIC", "-O1", "-o", library, HERE / "inject.c", "-ldl"], check=True

@@ -54,7 +54,8 @@ def read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
+def test_damaged_file_never_crashes(name: str, tmp_path: Path) -> None:
+    """A damaged file is read or refused."""
     (tmp_path / name).write_bytes(WHOLE[name])
     read(tmp_path / name)
     refused = 0
@@ -87,7 +88,7 @@ def mark(tmp_path: Path) -> Iterator[Path]:
     assert not path.exists(), "code from a file has run"
 
 
-def test_members_of_a_tar_are_bytes(mark: Path, tmp_path: Path) -> None:
+def test_tar_members_are_bytes(mark: Path, tmp_path: Path) -> None:
     """Of whatever suffix: webdataset's own decoders unpickle some of them."""
     trap = pickle.dumps(Runs(mark))
     npy = io.BytesIO()
@@ -104,7 +105,8 @@ def test_members_of_a_tar_are_bytes(mark: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "open_", [lambda spec: list(open_source(spec)), lambda spec: open_images(spec, "all")]
 )
-def test_a_dataset_s_script_is_not_run(open_, mark: Path, tmp_path: Path, monkeypatch) -> None:
+def test_dataset_script_is_not_run(open_, mark: Path, tmp_path: Path, monkeypatch) -> None:
+    """A dataset s script is not run."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "dataset"
     folder.mkdir()
@@ -113,7 +115,8 @@ def test_a_dataset_s_script_is_not_run(open_, mark: Path, tmp_path: Path, monkey
         refuses(r".+", open_, spec, error=Exception)  # of a kind that is the library's
 
 
-def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path) -> None:
+def test_no_pickle_is_loaded(mark: Path, tmp_path: Path) -> None:
+    """Weights tokens and tokenizers are no pickles."""
     save_model(tmp_path / "model")
     torch.save({"model": Runs(mark)}, tmp_path / "model" / "model.safetensors")
     refuses("is no safetensors file", load_model, tmp_path / "model")
@@ -131,7 +134,8 @@ def test_weights_tokens_and_tokenizers_are_no_pickles(mark: Path, tmp_path: Path
 # ---- sizes
 
 
-def test_memory_follows_what_a_file_holds_and_not_its_numbers(tmp_path: Path, monkeypatch) -> None:
+def test_memory_follows_file_size(tmp_path: Path, monkeypatch) -> None:
+    """Memory follows what a file holds and not its numbers."""
     (tmp_path / "deep.jsonl").write_text("[" * 10**5)
     refuses(r"deep\.jsonl, row 1: not JSON .*nested too deep", read, tmp_path / "deep.jsonl")
     monkeypatch.setattr(sources, "LONGEST_ROW", 1 << 16)
@@ -153,7 +157,8 @@ def test_memory_follows_what_a_file_holds_and_not_its_numbers(tmp_path: Path, mo
     )
 
 
-def test_weights_are_finite_and_fit_their_configuration(tmp_path: Path) -> None:
+def test_weights_fit_configuration(tmp_path: Path) -> None:
+    """Weights are finite and fit their configuration."""
     save_model(tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     config = tmp_path / "model" / "config.json"

@@ -195,9 +195,8 @@ def nan_filled() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "dtype"), FORMATS, ids=lambda x: str(x).removeprefix("torch."))
 @pytest.mark.parametrize("name", CASES if CUDA else some(QUICK, 3))
-def test_a_case_is_as_exact_as_rounding_allows(
-    name: str, width: int, dtype: torch.dtype, monkeypatch
-) -> None:
+def test_case_is_exact(name: str, width: int, dtype: torch.dtype, monkeypatch) -> None:
+    """A case is as exact as rounding allows."""
     monkeypatch.setattr(TRITON, "least_keys", 1)
     if not CUDA:
         monkeypatch.setattr(common, "TILE", TILE)

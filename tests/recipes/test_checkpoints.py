@@ -51,7 +51,8 @@ def poison(file: Path, mark: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
+def test_checkpoint_pickle_is_not_run(copy, tmp_path, capsys):
+    """A pickle in a checkpoint is not run."""
     mark = tmp_path / "executed"
     assert pickle.loads(pickle.dumps(Runs(mark))) is None
     assert mark.exists()
@@ -69,7 +70,8 @@ def test_a_pickle_in_a_checkpoint_is_not_run(copy, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
+def test_conversion_runs_no_pickle(tmp_path):
+    """A pickle is not run by a conversion."""
     assert run(tmp_path / "run", "train.zero_stage=1", "evaluate.every=0") == 0
     newest = RunFolder(tmp_path / "run").checkpoints()[-1]
     mark = tmp_path / "executed"
@@ -84,7 +86,8 @@ def test_a_pickle_is_not_run_by_a_conversion(tmp_path):
     assert not mark.exists()
 
 
-def test_a_checkpoint_written_before_digests_is_read(copy, capsys):
+def test_checkpoint_without_digests(copy, capsys):
+    """A checkpoint written before digests is read."""
     for path in RunFolder(copy).checkpoints():
         facts = json.loads((path / "complete.json").read_text())
         (path / "complete.json").write_text(json.dumps({name: facts[name] for name in FACTS}))
@@ -94,7 +97,8 @@ def test_a_checkpoint_written_before_digests_is_read(copy, capsys):
     assert capsys.readouterr().out.count("no digests") == 2
 
 
-def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
+def test_no_whole_checkpoint_stops(copy, capsys):
+    """Where no checkpoint is whole nothing starts anew."""
     for path in RunFolder(copy).checkpoints():
         (path / "mp_rank_00_model_states.pt").write_bytes(b"")
     assert run(copy, "evaluate.every=0", resume="auto") == 2
@@ -103,7 +107,8 @@ def test_where_no_checkpoint_is_whole_nothing_starts_anew(copy, capsys):
 
 
 @pytest.mark.parametrize("change", [("", None), ('"step": 4', '"step": 3')])
-def test_what_a_checkpoint_says_of_itself_is_verified_too(change, copy, capsys):
+def test_checkpoint_record_is_verified(change, copy, capsys):
+    """What a checkpoint says of itself is verified too."""
     newest = RunFolder(copy).checkpoints()[-1]
     old, new = change
     content = (newest / "complete.json").read_text()
@@ -115,7 +120,8 @@ def test_what_a_checkpoint_says_of_itself_is_verified_too(change, copy, capsys):
     assert f"{newest} is damaged: complete.json is" in capsys.readouterr().err
 
 
-def test_what_others_put_beside_checkpoints_stays(copy, tmp_path):
+def test_foreign_files_stay(copy, tmp_path):
+    """What others put beside checkpoints stays."""
     root = copy / "checkpoints"
     moved = tmp_path / "moved"
     shutil.copytree(root / "step_00000002", root / "step_best")
@@ -144,7 +150,8 @@ def test_records_survive_a_torn_line(copy, whole, capsys):
     assert [r["step"] for r in RunFolder(copy).metrics()] == [1, 3, 4]
 
 
-def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
+def test_rotten_weights_are_passed_over(copy, whole, capsys):
+    """Weights that rotted are named and passed over."""
     path = RunFolder(copy).checkpoints()[-1] / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -166,7 +173,8 @@ def test_weights_that_rotted_are_named_and_passed_over(copy, whole, capsys):
 
 
 @pytest.mark.slow
-def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
+def test_lock_ends_with_process(tmp_path):
+    """A lock is held by one and ends with its process."""
     script = "import sys, time; from pathlib import Path; from recipes.lock import RunLock\n"
     script += "lock = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen(
@@ -191,7 +199,8 @@ def test_a_lock_is_held_by_one_and_ends_with_its_process(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypatch):
+def test_newest_run_has_greatest_number(whole, tmp_path, monkeypatch):
+    """The newest run is that of the greatest number."""
     monkeypatch.chdir(tmp_path)
     first, second, third = (new_run_dir("text.x") for _ in range(3))
     assert [path.name[:4] for path in (first, second, third)] == ["0001", "0002", "0003"]
@@ -204,7 +213,8 @@ def test_the_newest_run_is_that_of_the_greatest_number(whole, tmp_path, monkeypa
     assert newest_run_dir("text.x") == Path("runs/text.x") / second.name
 
 
-def test_forbidden_distances_do_not_stop_a_resume(tmp_path):
+def test_forbidden_distances_resume(tmp_path):
+    """Forbidden distances do not stop a resume."""
     recipe = find_recipe("text.table_tiny")
     recipe.model.options["position_options"] = {"values": torch.tensor([0.0, float("-inf")])}
     plan = resolve(recipe, world=1)
@@ -214,7 +224,8 @@ def test_forbidden_distances_do_not_stop_a_resume(tmp_path):
     refuses("position_options", check_same, resolve(recipe, world=1), tmp_path, error=ConfigError)
 
 
-def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
+def test_older_version_is_resumed(tmp_path):
+    """A run of a version with fewer settings is resumed."""
     recipe = find_recipe("text.ggd_tiny")
     RunFolder(tmp_path).describe(resolve(recipe, world=1))
     stored = json.loads((tmp_path / "recipe.json").read_text())
@@ -228,7 +239,8 @@ def test_a_run_of_a_version_with_fewer_settings_is_resumed(tmp_path):
         check_same(resolve(recipe, world=1), tmp_path)
 
 
-def test_a_live_run_is_not_continued(copy, capsys):
+def test_live_run_is_not_continued(copy, capsys):
+    """A live run is not continued."""
     lock = RunLock(copy)
     try:
         for resume, message in (("auto", "in use"), ("", "--resume '': expected")):
@@ -239,7 +251,8 @@ def test_a_live_run_is_not_continued(copy, capsys):
         lock.release()
 
 
-def test_a_lock_is_a_file_of_its_own(tmp_path):
+def test_lock_is_a_file(tmp_path):
+    """A lock is a file of its own."""
     (tmp_path / "precious").write_text("precious")
     for name in ("link", "pipe"):
         (tmp_path / name).mkdir()

@@ -41,7 +41,8 @@ def test_help_names_every_command(capsys):
 
 
 @pytest.mark.slow
-def test_commands_start_without_what_they_do_not_need():
+def test_commands_import_little():
+    """Commands start without what they do not need."""
     script = """
 import contextlib, gc, priorzoo.__main__, sys
 from recipes import cli, find_recipe
@@ -84,7 +85,8 @@ print("loaded", *sys.modules)
         (["lm-eval", "--model", "priorzoo"], ["lm_eval", "pip install 'priorzoo[lm-eval]'"]),
     ],
 )
-def test_what_cannot_be_done_is_one_line(words, named, capsys, monkeypatch):
+def test_refusal_is_one_line(words, named, capsys, monkeypatch):
+    """What cannot be done is one line."""
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
     assert main(words) == 2
     message = capsys.readouterr().err
@@ -92,7 +94,8 @@ def test_what_cannot_be_done_is_one_line(words, named, capsys, monkeypatch):
     assert all(word in message for word in named), message
 
 
-def test_generate_writes_what_the_model_streams(capsys, monkeypatch, tmp_path):
+def test_generate_writes_the_stream(capsys, monkeypatch, tmp_path):
+    """Generate writes what the model streams."""
     words = ["text_ggd_tiny.facts", "--max-new-tokens", "12"]
     model = zoo.create_model(words[0])
     expected = (
@@ -143,7 +146,8 @@ def test_predict_prints_names_and_probabilities(tmp_path, capsys):
     )  # behind its trace
 
 
-def test_recipes_are_listed_by_family_and_planned_as_json(capsys):
+def test_recipes_listed_and_planned(capsys):
+    """Recipes are listed by family and planned as json."""
     assert train.main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert "text.<method>_tiny: 0.9M parameters, context 256" in printed

@@ -60,7 +60,8 @@ def test_a_wrong_override_is_named(setting, words):
     assert all(word in message for word in words), message
 
 
-def test_batch_is_micro_times_accumulation_times_ranks():
+def test_batch_is_a_product():
+    """Batch is micro times accumulation times ranks."""
     assert resolve_batch(32, None, None, 2) == (16, 1)
     assert resolve_batch(1152, 36, None, 8) == (36, 4)
     assert resolve_batch(32, None, 4, 2) == (4, 4)
@@ -118,7 +119,8 @@ WARMUP = {"type": "WarmupLR"}
         ({"compile": {"deepcompile": True}}, [], "train.compile=true"),
     ],
 )  # fmt: skip
-def test_a_deepspeed_file_in_conflict_is_refused(user_config, settings, word):
+def test_conflicting_deepspeed_file_refused(user_config, settings, word):
+    """A deepspeed file in conflict is refused."""
     refuses(re.escape(word), plan, *settings, user_config=user_config, error=ConfigError)
 
 
@@ -136,7 +138,8 @@ HUGGING_FACE = json.loads("""{
 }""")
 
 
-def test_the_example_of_hugging_face_runs_as_it_is():
+def test_hugging_face_example_runs():
+    """The example of hugging face runs as it is."""
     chosen = plan("model.options.dim=32", "train.batch=32", user_config=HUGGING_FACE, world=2)
     check_with_deepspeed(chosen.deepspeed)
     defaults = find_recipe("text.ggd_ssmax_tiny").optim
@@ -151,7 +154,7 @@ def test_the_example_of_hugging_face_runs_as_it_is():
     json.dumps(chosen.to_dict())
 
 
-def test_a_deepspeed_file_without_the_batch_gives_it():
+def test_deepspeed_file_gives_batch():
     """The batch is micro × accumulation × ranks, as DeepSpeed derives it, unless the file or a
     --set names it."""
     file = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
@@ -168,7 +171,8 @@ def test_a_deepspeed_file_without_the_batch_gives_it():
     refuses("2 × 2 × 1 = 4", plan, "train.batch=8", user_config=file, error=ConfigError)
 
 
-def test_numbers_of_a_deepspeed_optimizer_and_scheduler_are_the_recipes():
+def test_deepspeed_numbers_reach_recipe():
+    """Numbers of a deepspeed optimizer and scheduler are the recipes."""
     adam = {"lr": 3e-4, "betas": [0.8, 0.999], "eps": 1e-6, "weight_decay": 0, "torch_adam": True}
     cosine = {
         "total_num_steps": 70,

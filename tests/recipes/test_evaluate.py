@@ -117,7 +117,7 @@ def test_a_stopped_run_continues(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_seeds_are_compared_by_their_mean(tmp_path):
+def test_seeds_compared_by_mean(tmp_path):
     """--against adds a model; differences are over the documents that both read, seeds are
     averaged."""
     runs = [saved_run(tmp_path / "a"), saved_run(tmp_path / "b", 1)]
@@ -182,7 +182,8 @@ def test_seeds_are_compared_by_their_mean(tmp_path):
         ("vision_goat_ssmax_tiny_patch8.glyphs markov-9 resolution", ["dna and vision"]),
     ],
 )
-def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, monkeypatch):
+def test_wrong_requests_name_nearest(request_, words, tmp_path, monkeypatch):
+    """Wrong requests name the nearest valid one."""
     monkeypatch.chdir(tmp_path)
     code, _, errors = invoke(*request_.split())
     assert code == 2
@@ -192,7 +193,8 @@ def test_wrong_requests_name_the_nearest_valid_one(request_, words, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_override_keeps_the_weights_and_changes_the_options():
+def test_override_keeps_weights():
+    """Override keeps the weights and changes the options."""
     options = {"rope": {"theta": 500.0}, "table": {"length": 8}}
     model = CausalLM(
         TextConfig(**(SMALL | {"position": "rope+table", "position_options": options}))
@@ -234,7 +236,8 @@ def pictures(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_images_run_from_the_command_line(tmp_path, pictures, monkeypatch):
+def test_images_from_command_line(tmp_path, pictures, monkeypatch):
+    """Images run from the command line."""
     runs = [
         vision_run(tmp_path / "run", pictures),
         vision_run(tmp_path / "run-s1", pictures, seed=1),
@@ -288,7 +291,8 @@ def groups(*runs) -> dict[str, str]:
     return seed_groups(find_targets([str(run) for run in runs], {}, "cpu", "float32"))
 
 
-def test_shipped_weights_join_the_runs_of_their_recipe(tmp_path):
+def test_shipped_weights_join_runs(tmp_path):
+    """Shipped weights join the runs of their recipe."""
     name = "text_ggd_ssmax_tiny"
     weights = f"{name}.facts"
     steps = manifest()[f"{name}.facts"]["steps"]
@@ -323,7 +327,8 @@ def filled(folder, count=3):
     return store
 
 
-def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
+def test_cut_line_is_measured_again(tmp_path):
+    """A line that a stopped run cut off is measured again."""
     path = filled(tmp_path).path
     whole = path.read_bytes()
     for size in (
@@ -340,7 +345,7 @@ def test_a_line_that_a_stopped_run_cut_off_is_measured_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_share_a_file_and_lose_nothing(tmp_path):
+def test_processes_share_a_file(tmp_path):
     """Five append the same cells in orders of their own, and two of them are killed meanwhile."""
 
     def append(seed):
@@ -369,7 +374,8 @@ def test_processes_share_a_file_and_lose_nothing(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+def test_failed_write_changes_nothing(tmp_path):
+    """A write that fails leaves the file as it was."""
     store = filled(tmp_path)
     before = store.path.read_bytes()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -389,7 +395,8 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["[]", '{"cell": "cell=1"}', '{"cell": "cell=1", "va'])
-def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
+def test_damaged_line_costs_one_cell(tmp_path, line):
+    """A damaged line costs its cell alone."""
     path = filled(tmp_path).path
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], line, *lines[3:]]) + "\n")
@@ -406,7 +413,7 @@ def test_a_damaged_line_costs_its_cell_alone(tmp_path, line):
     assert CellStore(tmp_path, KEY | {"settings": {"seed": 2}}).finished == {}
 
 
-def test_models_of_others_are_keyed_by_all_that_they_compute_by():
+def test_outside_models_are_keyed():
     """Another rotary base changes buffers that are not saved, another epsilon nothing but the
     configuration."""
     transformers = pytest.importorskip("transformers")
@@ -433,7 +440,8 @@ def test_models_of_others_are_keyed_by_all_that_they_compute_by():
     assert outside_hash(create_model("vision_goat_tiny_patch8")) is None
 
 
-def test_no_flipped_bit_changes_a_stored_number(tmp_path):
+def test_flipped_bit_is_noticed(tmp_path):
+    """No flipped bit changes a stored number."""
     store = filled(tmp_path)
     whole = store.path.read_bytes()
     for bit in random.Random(0).sample(range(8 * whole.index(b"\n") + 8, 8 * len(whole)), 100):
@@ -445,7 +453,7 @@ def test_no_flipped_bit_changes_a_stored_number(tmp_path):
 
 
 @pytest.mark.filterwarnings("error:Glyph", "error:constrained_layout")
-def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
+def test_folders_of_any_name(tmp_path):
     """Brackets, markup, commas, escape sequences, names as long as a file system allows, and names
     alike but for a sign."""
     names = ["lr[1e-3],[bold]a[/red]*\x1b[31m", "n" * 250, "a b", "a_b"]
@@ -459,7 +467,7 @@ def test_folders_of_any_name_are_evaluated_and_kept_apart(tmp_path):
     assert len(contents(out, "perplexity")) == 4
 
 
-def test_the_time_is_said_before_it_is_spent(tmp_path):
+def test_time_is_estimated_first(tmp_path):
     """By two timed cells of each evaluator, which a dry run does not store and a measurement goes
     on from."""
     words = [
@@ -479,7 +487,8 @@ def test_the_time_is_said_before_it_is_spent(tmp_path):
     assert re.search(r"\d:\d\d, by two cells", invoke(*words).output)
 
 
-def test_a_model_of_an_imported_file_has_its_evaluators_options(tmp_path):
+def test_imported_model_has_options(tmp_path):
+    """A model of an imported file has its evaluators options."""
     code = """
 from zoo.catalog import model_entry, register_model
 entry = model_entry("text_ggd_tiny")
@@ -502,7 +511,8 @@ register_model("text_mine", entry.build, modality="text", config=entry.config)
 
 
 @pytest.mark.slow
-def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
+def test_figure_formats_and_width(tmp_path):
+    """Figures come in the formats and the width of a page."""
     words = [
         saved_run(tmp_path / "run"),
         "perplexity,passkey",
@@ -522,7 +532,7 @@ def test_figures_come_in_the_formats_and_the_width_of_a_page(tmp_path):
     assert "'pdf'" in invoke(*words, "--format", "pfd").stderr
 
 
-def test_progress_is_a_line_now_and_then(monkeypatch):
+def test_progress_prints_lines(monkeypatch):
     """Names are printed as they are: markup has no meaning, and control characters are not sent to
     the terminal."""
     now = [0.0]

@@ -25,7 +25,8 @@ def run(tmp_path) -> str:
     return saved_run(tmp_path / "run", data=data, model=DnaDecoder(DnaConfig(**SMALL)))
 
 
-def test_baselines_go_by_name_and_pattern(run) -> None:
+def test_baselines_by_name(run) -> None:
+    """Baselines go by name and pattern."""
     assert [find_baselines(other) for other in ("dna_*", "*", "markov-13", run)] == [{}] * 4
     targets = find_targets([run, "markov-1?"], {}, "cpu", "float32")
     assert [t.label for t in targets] == ["dna.test (run)", "markov-10", "markov-11", "markov-12"]

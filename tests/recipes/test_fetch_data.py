@@ -128,7 +128,8 @@ def test_downloads_are_tried_again(tmp_path, monkeypatch):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"abcd"]
 
 
-def test_the_command_lists_and_keeps_what_is_there(tmp_path, web):
+def test_command_keeps_existing_files(tmp_path, web):
+    """The command lists and keeps what is there."""
     listed = invoke("text", "--data", str(tmp_path / "d"))
     assert listed.exit_code == 0
     assert "1.5 MB" in listed.output
@@ -190,7 +191,7 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
     assert not list(data.iterdir())
 
 
-def test_a_released_model_of_the_hub(tmp_path, web):
+def test_released_model_of_hub(tmp_path, web):
     """Verified by the digest that its pointer names; another one leaves nothing. Addresses are
     those of huggingface_hub."""
     hub = text.SMOLLM2

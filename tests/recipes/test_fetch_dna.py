@@ -142,7 +142,7 @@ def public(monkeypatch) -> None:
     monkeypatch.setattr(dna, "GENOMES", {"fly": dna.GENOMES["fly"]})
 
 
-def test_other_bytes_are_refused_or_named(tmp_path, content, request):
+def test_other_bytes_are_refused(tmp_path, content, request):
     """Of packages, and of public addresses; no more than the mask is another."""
     (tmp_path / "genomes").mkdir()
     (tmp_path / "genomes/fly.fa").write_text(">mine\nA\n")
@@ -156,7 +156,8 @@ def test_other_bytes_are_refused_or_named(tmp_path, content, request):
     )
 
 
-def test_what_cannot_be_used_is_named(tmp_path, content):
+def test_unusable_input_is_named(tmp_path, content):
+    """What cannot be used is named."""
     for place, raw, named in (
         (FLY, b">chr2R\nAC\n>chr2R\nAC\n", "'fly_chr2R'"),
         (FLY, b">chr3\nAC\n", "a contig is called 'chr3'"),
@@ -169,7 +170,8 @@ def test_what_cannot_be_used_is_named(tmp_path, content):
         content[place] = whole
 
 
-def test_only_the_first_bases_are_kept(tmp_path, content, public, monkeypatch):
+def test_first_bases_are_kept(tmp_path, content, public, monkeypatch):
+    """Only the first bases are kept."""
     monkeypatch.setitem(dna.GENOMES, "fly", replace(dna.GENOMES["fly"], first={"fly_chr2R": 7}))
     fetch_public(tmp_path)
     assert (tmp_path / "genomes/fly.fa").read_bytes() == b">fly_chr2R\nacGTACG\n"

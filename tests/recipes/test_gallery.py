@@ -12,7 +12,8 @@ from zoo.pretrained import manifest
 
 
 @pytest.mark.slow
-def test_it_is_one_valid_file_that_has_every_shipped_model(tmp_path) -> None:
+def test_gallery_has_every_model(tmp_path) -> None:
+    """It is one valid file that has every shipped model."""
     assert main(["--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     ids, links = (

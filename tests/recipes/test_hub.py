@@ -27,7 +27,8 @@ def front_matter(card: str) -> dict:
     return yaml.safe_load(values)
 
 
-def test_a_shipped_model_becomes_a_folder_that_loads(tmp_path):
+def test_shipped_model_becomes_folder(tmp_path):
+    """A shipped model becomes a folder that loads."""
     out = tmp_path / "hub"
     assert main(["hub", NAME, "--out", str(out)]) == 0
     names = {".gitattributes", "README.md", "config.json", "manifest.json", "model.safetensors"}
@@ -101,7 +102,8 @@ def test_a_run_brings_its_recipe(run, tmp_path, monkeypatch):
     assert zoo.load_model(tmp_path / "hub").config.num_layers == 1
 
 
-def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys):
+def test_failure_leaves_nothing(run, tmp_path, capsys):
+    """What cannot be done leaves nothing."""
     for option, value, named in (
         ("--push", "mine", "expected OWNER/NAME"),
         ("--dtype", "float16", "'bfloat16'"),
@@ -114,7 +116,8 @@ def test_what_cannot_be_done_leaves_nothing(run, tmp_path, capsys):
     assert "exists; remove it" in capsys.readouterr().err
 
 
-def test_a_name_makes_no_lines_columns_or_html_of_its_own(tmp_path):
+def test_names_are_escaped(tmp_path):
+    """A name makes no lines columns or html of its own."""
     folder = tmp_path / "a\n---\nlicense: mit\n# <img src=x onerror=y>|b[c](d)\x1b[31m"
     zoo.create_model("text_alibi_tiny", num_layers=1).save_pretrained(folder)
     assert main(["hub", str(folder), "--out", str(tmp_path / "hub")]) == 0
@@ -165,7 +168,8 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     assert rows[0] == pytest.approx(rows[1])
 
 
-def test_two_tokenizers_of_one_name_are_told_apart(tmp_path, monkeypatch):
+def test_tokenizers_are_told_apart(tmp_path, monkeypatch):
+    """Two tokenizers of one name are told apart."""
     monkeypatch.setattr(tokenizers, "_copies", {})
     for name, content in (("a", "{}"), ("b", "[]")):
         zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="mine.json").save_pretrained(

@@ -47,7 +47,7 @@ def files(tmp_path_factory) -> Path:
     return folder
 
 
-def test_options_that_are_no_json_become_numbers(files) -> None:
+def test_options_become_numbers(files) -> None:
     """Models of the resolved recipe are those of the recipe as written."""
     recipe = open_recipe(f"{files}/given.py:summed")
     both = (
@@ -89,7 +89,8 @@ def changed(name: str, *settings: str) -> dict:
     ].model.options
 
 
-def test_options_inside_options_are_set_one_by_one() -> None:
+def test_nested_options_are_set() -> None:
+    """Options inside options are set one by one."""
     options = changed(
         "text.ggd+spectral+key_bias_tiny",
         "position_options.spectral.rank=4",

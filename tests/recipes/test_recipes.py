@@ -23,7 +23,7 @@ from zoo.priors import Prior
 
 
 @pytest.mark.slow
-def test_every_recipe_is_planned_and_one_of_each_family_is_counted():
+def test_every_recipe_is_planned():
     """Plans of all; without data, memory or a network, figures of one recipe a size, and of each of
     the papers'."""
     models = {modality: set(list_models(f"{modality}_*")) for modality in ("text", "vision", "dna")}
@@ -75,7 +75,8 @@ def test_estimated_activations_are_those_kept(name):
     assert forward + memory["logits"] == pytest.approx(sum(kept.values()), rel=0.25)
 
 
-def test_every_model_of_a_size_has_a_recipe():
+def test_every_model_has_a_recipe():
+    """Every model of a size has a recipe."""
     names = set(list_recipes())
     for size in ("text_*_tiny", "dna_*_tiny", "dna_*_small", "text_*_lm", "vision_*_tiny_patch8"):
         models = list_models(size)
@@ -133,7 +134,8 @@ RELEASED = {  # of a recipe: how weights start, documents, GPT-2's layers or att
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_the_papers_models_and_rows_are_as_released(name):
+def test_paper_setups_are_as_released(name):
+    """The papers models and rows are as released."""
     recipe = find_recipe(name)
     model = build_on_meta(recipe)
     attention = model.layers[0].attention
@@ -149,7 +151,8 @@ def test_the_papers_models_and_rows_are_as_released(name):
         )
 
 
-def test_warm_up_then_cosine_to_the_floor():
+def test_warm_up_then_cosine():
+    """Warm up then cosine to the floor."""
     factors = [lr_factor(step, Optim(lr=1.0, warmup=10, floor=0.1), 111) for step in range(111)]
     assert factors[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
     assert factors[10] == 1.0
@@ -221,7 +224,8 @@ def test_muon_trains_the_layers_matrices(name):
     assert {id(p) for p in muon["params"]} == {id(p) for p in linear}
 
 
-def test_a_context_is_extended_with_the_position_that_was_trained():
+def test_extension_keeps_position():
+    """A context is extended with the position that was trained."""
     recipe = find_recipe("text.ggd_goat_ssmax_tiny_extend")
     context = find_recipe("text.ggd_goat_ssmax_tiny").data.context
     assert recipe.data.context == 4 * context

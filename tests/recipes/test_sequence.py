@@ -130,13 +130,14 @@ def differences(config: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_that_share_lines_are_one_rank(name, four):
+def test_sharing_ranks_are_one(name, four):
+    """Ranks that share lines are one rank."""
     errors = four(differences, CASES[name])[0]
     assert len(errors) > 20, {k: v for k, v in errors.items() if v >= 2e-5}
     assert max(errors.values()) < 2e-5, {k: v for k, v in errors.items() if v >= 2e-5}
 
 
-def test_heads_go_to_ranks_so_that_the_work_is_even() -> None:
+def test_heads_are_balanced() -> None:
     """ALiBi's slopes: in the order of heads the slowest of eight ranks has four times the mean."""
     pairs = zoo.sequence.visible_pairs(create_prior("alibi", num_heads=32), 2**16)
     ranks = 8
@@ -166,7 +167,8 @@ class Dense(Prior):
         return PriorTerms(bias=torch.zeros(1, self.num_heads, q_pos.length, k_pos.length))
 
 
-def test_a_prior_that_does_not_fit_is_refused(monkeypatch):
+def test_unfit_prior_is_refused(monkeypatch):
+    """A prior that does not fit is refused."""
     for name in list_positions():
         assert build(**SMALL | {"position": name}).refuses_sequence(2) is None
     monkeypatch.setitem(PRIORS, "reads", Reads)
@@ -188,7 +190,8 @@ def test_a_prior_that_does_not_fit_is_refused(monkeypatch):
         ("vision.goat_tiny", [], ["lines of tokens"]),
     ],
 )
-def test_what_cannot_be_shared_is_refused_with_a_reason(recipe, settings, words):
+def test_unshareable_is_refused(recipe, settings, words):
+    """What cannot be shared is refused with a reason."""
     recipe, _ = apply_overrides(find_recipe(recipe), [*settings, "train.sequence_parallel=4"])
     with pytest.raises(ConfigError) as error:
         describe(resolve(recipe, world=4))
@@ -246,7 +249,9 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "shared"), [(0, 2), (1, 4), (3, 2)])
-def test_a_run_of_ranks_that_share_lines_is_the_run_of_one(stage, shared, whole, four, tmp_path):
+def test_sharing_run_equals_one_rank(stage, shared, whole, four, tmp_path):
+    """A run of ranks that share lines is the run of one."""
+
     def train_and_compare(shared, *options):
         settings = [f"train.zero_stage={stage}", f"train.sequence_parallel={shared}"]
         assert four(train, tmp_path / "run", settings, *options) == [0] * 4

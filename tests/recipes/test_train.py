@@ -108,7 +108,7 @@ def test_a_run_folder_is_complete(whole):
     assert all(n > 0 for n in norms)
 
 
-def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
+def test_fp16_skips_overflow(whole, tmp_path):
     """The dynamic loss scale starts too high: such steps have a norm of 0 and leave the weights,
     later ones train."""
     from deepspeed.accelerator import get_accelerator
@@ -143,7 +143,8 @@ def test_fp16_leaves_out_steps_that_overflow(whole, tmp_path):
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGTERM, "run"), (signal.SIGHUP, "lr[1e-3] [bold]a*b?[/x]")]
 )
-def test_a_signal_saves_and_resume_is_exact(number, name, whole, tmp_path, changed, capsys):
+def test_resume_after_signal_is_exact(number, name, whole, tmp_path, changed, capsys):
+    """A signal saves and resume is exact."""
     calls = []
 
     def interrupted(model, batch):
@@ -193,7 +194,8 @@ class Reads(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def test_one_process_makes_batches_where_a_core_is_free_for_it():
+def test_spare_core_makes_batches():
+    """One process makes batches where a core is free for it."""
     data = find_recipe("text.goat_tiny").data
     cases = {(0, "cuda", 2): 1, (0, "cuda", 1): 0, (3, "cuda", 8): 3, (0, "cpu", 64): 0}
     for (count, *machine), workers in cases.items():
@@ -205,7 +207,7 @@ def test_one_process_makes_batches_where_a_core_is_free_for_it():
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkeypatch):
+def test_step_does_not_synchronise(tmp_path, monkeypatch):
     """`finish` alone reads: of steps 1 and 2 after 2 and 3 are queued, and of the last two at the
     end."""
     events = []
@@ -248,7 +250,8 @@ def test_a_step_reads_nothing_but_the_numbers_of_the_one_before(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, changed, capsys):
+def test_infinite_gradient_stops(tmp_path, changed, capsys):
+    """A gradient that is not finite stops the run."""
     calls = []
 
     def broken(gradient):
@@ -273,7 +276,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, changed, capsys):
     assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_00000002"]
 
 
-def test_a_reader_that_goes_away_ends_nothing(tmp_path, monkeypatch):
+def test_closed_pipe_ends_nothing(tmp_path, monkeypatch):
     """Of a pipe, as `| head -1`; a closed terminal is a SIGHUP and then the same."""
     for name in ("stdout", "stderr"):
         read, write = os.pipe()
@@ -290,7 +293,8 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("link", [True, False])
-def test_final_weights_replace_what_a_link_names_and_nothing_else(link, tmp_path, capsys):
+def test_final_weights_follow_link(link, tmp_path, capsys):
+    """Final weights replace what a link names and nothing else."""
     folder = tmp_path / "run"
     other = tmp_path / "disk" / "weights"
     folder.mkdir()
@@ -340,9 +344,8 @@ def test_half_a_launch_is_named(ranks, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_checkpoint(
-    whole, tmp_path
-):
+def test_removed_weights_fall_back(whole, tmp_path):
+    """Weights that are removed while they are read are read from the newer checkpoint."""
     folder = tmp_path / "run"
     paths = []
     shutil.copytree(whole, folder)
@@ -368,7 +371,8 @@ def test_weights_that_are_removed_while_they_are_read_are_read_from_the_newer_ch
         (["optim.name=muon", "train.zero_stage=1", "train.precision=bf16"], None),
     ],
 )
-def test_every_stage_and_precision_resumes_to_the_bit(settings, tolerance, whole, tmp_path):
+def test_every_stage_resumes_exactly(settings, tolerance, whole, tmp_path):
+    """Every stage and precision resumes to the bit."""
     folder = tmp_path / "run"
     assert run(folder, *settings) == 0
     losses, _, norms = curve(folder)
@@ -386,7 +390,8 @@ def test_every_stage_and_precision_resumes_to_the_bit(settings, tolerance, whole
     assert curve(folder)[0] == losses
 
 
-def test_what_cannot_be_resumed_is_named(whole, capsys):
+def test_unresumable_run_is_named(whole, capsys):
+    """What cannot be resumed is named."""
     for part, settings, resume, words in (
         ("", [], None, ["--resume auto"]),
         ("..", [], "auto", [f"such as {whole}", "--run-dir"]),
@@ -405,7 +410,8 @@ def test_what_cannot_be_resumed_is_named(whole, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
+def test_longer_run_has_new_rates(whole, tmp_path):
+    """A run of more steps continues at its new rates."""
     folder = tmp_path / "run"
     assert run(folder, "train.steps=2") == 0
     assert run(folder, resume="auto") == 0
@@ -419,7 +425,8 @@ def test_a_run_of_more_steps_continues_at_its_new_rates(whole, tmp_path):
     assert [(folder / name).read_text() for name in ("metrics.jsonl", "recipe.json")] == before
 
 
-def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_calibration_leaves_nothing(tmp_path, monkeypatch, capsys):
+    """A calibration trains and leaves nothing."""
     monkeypatch.chdir(tmp_path)
     assert main([*SMALL, "--calibrate", "2"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -441,7 +448,7 @@ def test_a_calibration_trains_and_leaves_nothing(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
+def test_two_ranks_equal_one(whole, tmp_path):
     """ZeRO 1 under `deepspeed` is the same run; its checkpoint then continues in one process."""
     words = [
         str(ROOT / "recipes/train.py"),
@@ -461,7 +468,7 @@ def test_two_ranks_are_one_rank_and_one_continues(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_zero_3_partitions_what_is_used_outside_its_modules_forward(tmp_path):
+def test_zero_3_partitions_all(tmp_path):
     """Below a threshold DeepSpeed keeps parameters whole; at 0 even the key bias's small MLP is cut
     over the ranks."""
     config = tmp_path / "zero3.json"
@@ -511,7 +518,8 @@ print(code, len(files), sum(f.startswith({str(ROOT / "recipes")!r}) for f in fil
     assert files <= 80
 
 
-def test_a_run_that_cannot_begin_is_none(tmp_path, monkeypatch):
+def test_impossible_run_leaves_nothing(tmp_path, monkeypatch):
+    """A run that cannot begin is none."""
     monkeypatch.chdir(tmp_path)
     for words in (["--run-dir", "new/deep"], ["--run-dir", "new/deep"], [], ["--resume", "auto"]):
         assert main([*SMALL, "--set", "data.source=nowhere/*.txt", *words]) == 2
@@ -558,7 +566,8 @@ def during(**evaluators):
 
 
 @pytest.mark.slow
-def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
+def test_evaluators_run_during_training(whole, tmp_path):
+    """Evaluators run on the way on what is exported."""
     folder = tmp_path / "run"
     options = {
         "passkey": {"every": 2, "lengths": [96], "samples": 1},
@@ -605,9 +614,8 @@ def test_evaluators_run_on_the_way_on_what_is_exported(whole, tmp_path):
         ({"passkey": {"every": 2, "lengths": [50]}}, ["50", "81"]),
     ],
 )
-def test_what_cannot_be_measured_on_the_way_stops_before_training(
-    evaluators, words, tmp_path, capsys
-):
+def test_unmeasurable_stops_before_training(evaluators, words, tmp_path, capsys):
+    """What cannot be measured on the way stops before training."""
     assert run(tmp_path / "run", during(**evaluators)) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: "), message

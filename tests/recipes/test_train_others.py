@@ -43,7 +43,7 @@ COPIES = small(
 @pytest.mark.parametrize(
     "words", [[*VISION, "--set", "train.zero_stage=1"], KMERS, COPIES], ids=lambda words: words[0]
 )
-def test_a_run_in_two_parts_is_the_run_in_one(words, tmp_path) -> None:
+def test_two_parts_equal_one(words, tmp_path) -> None:
     """Data, augmentation, averages and memory go on where step 2 left them; images are scored on
     the way."""
     assert run(tmp_path / "one", words=words) == run(tmp_path / "two", words=words) == 0

@@ -35,9 +35,8 @@ def started(monkeypatch):
     return commands, statuses
 
 
-def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(
-    started, tmp_path, monkeypatch, capsys
-):
+def test_recipes_times_seeds(started, tmp_path, monkeypatch, capsys):
+    """Every recipe runs with every seed and all are measured together."""
     commands, statuses = started
     monkeypatch.setattr(
         "recipes.evaluate.main",
@@ -83,7 +82,8 @@ def test_every_recipe_runs_with_every_seed_and_all_are_measured_together(
     assert "text.ggd_tiny-s1: failed (1)" in capsys.readouterr().out
 
 
-def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
+def test_signal_reaches_runs(monkeypatch, tmp_path):
+    """A signal reaches the runs and no other starts."""
     signals = []
     folders = []
 
@@ -108,7 +108,8 @@ def test_a_signal_reaches_the_runs_and_no_other_starts(monkeypatch, tmp_path):
     assert folders == [str(tmp_path / "text.ggd_tiny-s0")]
 
 
-def test_what_cannot_run_is_said_before_anything_does(started, monkeypatch, tmp_path, capsys):
+def test_impossible_run_said_first(started, monkeypatch, tmp_path, capsys):
+    """What cannot run is said before anything does."""
     out = ["--out", str(tmp_path / "out")]
     zero = ["--set", "train.zero_stage=1", "--set", "train.steps=1"]
     for package, words, message in (

@@ -32,7 +32,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "options", [{}, {"num_kv_heads": 2}, {"tied": False}, {"position_options": {"theta": 5e5}}]
 )
-def test_a_rope_model_is_a_llama(options: dict[str, object]) -> None:
+def test_rope_model_is_a_llama(options: dict[str, object]) -> None:
+    """A rope model is a llama."""
     torch.manual_seed(0)
     model = zoo.create_model("text_rope_tiny", **options).eval()
     tokens = torch.randint(0, 256, (2, 300))
@@ -42,7 +43,8 @@ def test_a_rope_model_is_a_llama(options: dict[str, object]) -> None:
     assert (got - expected).abs().max() < 2e-5 * expected.abs().max().clamp(min=1)
 
 
-def test_what_is_no_llama_is_said() -> None:
+def test_non_llama_is_named() -> None:
+    """What is no llama is said."""
     with pytest.raises(ValueError, match="style='gpt2', ssmax"):
         as_llama(zoo.create_model("text_rope_ssmax_tiny", style="gpt2"))
 
@@ -72,9 +74,10 @@ def test_passes_divide_a_batch() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_adapts_trains_and_saves(
+def test_command_adapts_and_saves(
     llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command adapts trains and saves."""
     out = tmp_path / "adapted"
     words = [llama, "--position", "ggd_goat", "--rope", "drop", "--train", "all", "--out", str(out)]
     words += ["--context", "48", "--batch", "2"]
@@ -110,7 +113,7 @@ ADAPTERS += [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ADAPTERS, ids=["prior", "both"])
-def test_an_adapter_is_trained_resumed_and_measured(
+def test_adapter_trained_and_measured(
     words: list[str], llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a scaled rotation and in bfloat16, itself in float32; resumed its files are those of
@@ -175,7 +178,7 @@ def test_an_adapter_is_trained_resumed_and_measured(
         (["LLAMA@soft=40", "--position", "ggd", "--steps", "0"], "has a prior already"),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line(
+def test_unadaptable_is_one_line(
     words: list[str],
     what: str,
     llama: str,
@@ -183,6 +186,7 @@ def test_what_cannot_be_adapted_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What cannot be adapted is one line."""
     monkeypatch.chdir(tmp_path)
     words = [word.replace("LLAMA", llama) for word in words]
     assert adapt.main([*words, "--out", "x", "--context", "32"]) == 2

@@ -67,7 +67,8 @@ def test_the_bytes_of_tokens():
     )
 
 
-def test_the_split_depends_on_the_text_alone():
+def test_split_depends_on_text():
+    """The split depends on the text alone."""
     heldout = [
         d
         for d in [Document(f"text number {i}") for i in range(4000)]
@@ -111,7 +112,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BAD, ids=[name for name, *_ in BAD])
-def test_what_cannot_be_read_names_file_and_row(name, content, message, tmp_path):
+def test_unreadable_names_file_and_row(name, content, message, tmp_path):
+    """What cannot be read names file and row."""
     (tmp_path / name).write_bytes(content)
     refuses(message, list, open_source(f"{tmp_path}/{name}"))
     if name in ("a.txt", "g.jsonl"):
@@ -119,7 +121,8 @@ def test_what_cannot_be_read_names_file_and_row(name, content, message, tmp_path
         assert [d.text for d in open_source(f"{tmp_path}/{name}?errors=replace")][-1] == text
 
 
-def test_a_source_can_bring_its_own_split(tmp_path):
+def test_source_brings_its_split(tmp_path):
+    """A source can bring its own split."""
     rows = [
         {"text": f"t{i}", "s": name}
         for i, name in enumerate(["train", "heldout", "unused", "train"])
@@ -136,7 +139,8 @@ def test_a_source_can_bring_its_own_split(tmp_path):
     refuses("'test'", list, by_field)
 
 
-def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, monkeypatch):
+def test_unseen_speeches_exclude_excerpt(tmp_path, monkeypatch):
+    """Unseen speeches are all but those that the excerpt trains on."""
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     (tmp_path / "sotu").mkdir()
     excerpt = list(open_source("sotu-excerpt"))
@@ -148,7 +152,8 @@ def test_unseen_speeches_are_all_but_those_that_the_excerpt_trains_on(tmp_path, 
     assert {document_split(d) for d in unseen} == {"heldout"}
 
 
-def test_english_is_a_mix_that_keeps_the_splits_of_its_parts(tmp_path, monkeypatch):
+def test_english_keeps_splits(tmp_path, monkeypatch):
+    """English is a mix that keeps the splits of its parts."""
     monkeypatch.setenv("PRIORZOO_DATA", str(tmp_path))
     for name, split in {
         "sotu": {},
@@ -184,7 +189,8 @@ def test_unknown_sources_name_the_nearest(tmp_path, monkeypatch):
     assert [d.text for d in open_source(f"{tmp_path}/a[1].txt")] == ["x"]  # a file, no pattern
 
 
-def test_cache_is_used_and_notices_changes(tmp_path):
+def test_cache_notices_changes(tmp_path):
+    """Cache is used and notices changes."""
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in random_texts(50)])
     cache = tmp_path / "cache"
     first, second = (
@@ -206,7 +212,8 @@ def test_cache_is_used_and_notices_changes(tmp_path):
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_damaged_cache_is_made_again(tmp_path):
+def test_damaged_cache_is_rebuilt(tmp_path):
+    """A damaged cache is made again."""
     source = open_source(str(write_jsonl(tmp_path / "a.jsonl", [{"text": "abc"}])))
     cache = tmp_path / "cache"
     first = tokenize_corpus(source, BYTES, split="all", cache_dir=cache)
@@ -226,7 +233,8 @@ def test_a_damaged_cache_is_made_again(tmp_path):
             assert again.fingerprint == first.fingerprint
 
 
-def test_every_token_is_a_target_once_per_epoch():
+def test_tokens_are_targets_once():
+    """Every token is a target once per epoch."""
     texts = random_texts(40)
     data = PackedDataset(corpus(*texts), 16, BYTES, seed=3)
     for epoch in (0, 1, 5):
@@ -242,7 +250,8 @@ def test_every_token_is_a_target_once_per_epoch():
         assert counts[256] == len(texts) - 1
 
 
-def test_rows_hold_whole_pieces_with_document_ids():
+def test_rows_have_document_ids():
+    """Rows hold whole pieces with document ids."""
     row = PackedDataset(corpus("abc", "de", "fghij"), 12, BYTES, epochs=1)[0]
     pieces = BYTES.decode(row["tokens"][1:].where(row["tokens"][1:] != 256, ord("|"))).split("|")
     assert sorted(pieces) == ["abc", "de", "fghij"]
@@ -274,7 +283,8 @@ def test_wrong_values_are_refused():
         TextDataConfig(facts_fraction=0.7, copies_fraction=0.4)
 
 
-def test_a_state_of_other_rows_is_refused():
+def test_other_state_is_refused():
+    """A state of other rows is refused."""
     config = TextDataConfig(context=192, facts_fraction=0.5)
     state = build_loader(config, micro_batch=4).state_dict()
     for other, said in (
@@ -291,7 +301,8 @@ def test_a_state_of_other_rows_is_refused():
     refuses("documents='packed'", build_loader(config, micro_batch=4).load_state_dict, packed)
 
 
-def test_heldout_pass_is_finite_complete_and_equal_on_all_ranks():
+def test_heldout_pass_is_complete():
+    """Heldout pass is finite complete and equal on all ranks."""
     config = TextDataConfig(context=512)
     single = build_loader(config, split="heldout", micro_batch=3)
     count = sum(int((b["segments"][:, 1:] >= 0).sum()) for b in single)

@@ -107,7 +107,8 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("kind", "settings", "line"), MEASURED)
-def test_the_first_line_says_what_was_measured_and_left_out(kind, settings, line, monkeypatch):
+def test_first_line_names_left_out(kind, settings, line, monkeypatch):
+    """The first line says what was measured and left out."""
     model = KnownAnswer()
     model.config.max_context = 256 if not settings else None
     options = {"samples": 3 if kind is Perplexity else 1} | (
@@ -177,7 +178,7 @@ def test_recall_is_the_direct_computation(position, control):
 
 
 @pytest.mark.parametrize("control", ["cut", "cut-bos"])
-def test_a_cut_text_is_read_in_windows_of_training(control):
+def test_cut_text_in_training_windows(control):
     """Up to the training length as ever; beyond it the same tokens, each from the last 16 to 32
     before it."""
     model = tiny(ssmax=True).double()
@@ -215,7 +216,8 @@ def test_a_cut_text_is_read_in_windows_of_training(control):
         assert counted[cell.name]["nll_sum"] == pytest.approx(total)
 
 
-def test_recall_by_default_takes_lengths_that_a_document_serves():
+def test_recall_default_lengths():
+    """Recall by default takes lengths that a document serves."""
     assert made(Recall).points(tiny(train_context=4096)) == (4096, 8192, 16384, 32768)
     assert made(Recall).points(tiny(train_context=50000)) == (50000,)
     with pytest.raises(ValueError, match="at most --lengths"):
@@ -230,7 +232,8 @@ def test_recall_by_default_takes_lengths_that_a_document_serves():
     ]
 
 
-def test_every_document_takes_part_and_is_a_unit():
+def test_documents_are_units():
+    """Every document takes part and is a unit."""
     for lengths, turns in (
         ((16, 128), 8),
         ((64, 2048), 4),
@@ -300,7 +303,8 @@ def test_perplexity_of_short_documents(kind, units, tmp_path):
 
 @pytest.mark.parametrize("kind", [Passkey, NeedleGrid])
 @pytest.mark.parametrize("name", ["own", "bam"])
-def test_copying_is_one_and_another_value_zero(kind, name):
+def test_copying_scores_one(kind, name):
+    """Copying is one and another value zero."""
     other = str.maketrans("0123456789", "1234567890")
     for answer, score in (
         (passkey_of, 1.0),
@@ -325,7 +329,8 @@ def answering(evaluator, which):
     return KnownAnswer(answers.get)
 
 
-def test_numbers_of_facts_have_columns_of_their_own():
+def test_fact_counts_have_columns():
+    """Numbers of facts have columns of their own."""
     evaluator = made(Passkey, template="heldout", facts=(1, 3), lengths=(900,), samples=2, depths=2)
     columns = [
         f"{score} (facts={n})" for score in ("teacher_forced", "free_generation") for n in (1, 3)
@@ -340,7 +345,7 @@ def test_numbers_of_facts_have_columns_of_their_own():
     assert all(len(units) == 4 for units in scores.values())
 
 
-def test_scores_are_told_apart_by_wording_and_by_kind_of_value(tmp_path):
+def test_scores_by_wording_and_kind(tmp_path):
     """Where one wording alone is answered its row is 1 and others 0, and the error is that over
     wordings."""
     evaluator = made(Passkey, template="other", lengths=(600,), samples=40, depths=2)
@@ -378,7 +383,7 @@ def texts_about(word, path):
     return f"{path}?split_field=split"
 
 
-def test_a_run_is_measured_on_what_its_training_held_out(tmp_path):
+def test_run_measured_on_heldout(tmp_path):
     """The held-out share of its source; all of a held-out source of its own; what --source names
     before either."""
     trained, other = (texts_about(word, tmp_path / f"{word}.jsonl") for word in ("ant", "bee"))

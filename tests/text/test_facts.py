@@ -52,7 +52,7 @@ def test_the_grammars_share_nothing(pair):
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_facts_differ_and_their_pieces_are_whole_words(name):
+def test_facts_are_whole_words(name):
     """No two are asked or stated alike; a value is cut alike where it is stated and where it is the
     answer."""
     grammar = GRAMMARS[name]
@@ -134,7 +134,8 @@ def drawn(monkeypatch):
 
 
 @both_tokenizers
-def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tokenizer, drawn):
+def test_only_answers_count(tokenizer, drawn):
+    """Values count where they are asked for and not where they are stated."""
     counts = []
     for seed in range(40):
         row = facts_row(
@@ -165,7 +166,8 @@ def test_values_count_where_they_are_asked_for_and_not_where_they_are_stated(tok
 
 
 @pytest.mark.slow
-def test_rows_are_mixed_in_at_their_shares_and_others_left_alone():
+def test_rows_are_mixed_in():
+    """Rows are mixed in at their shares and others left alone."""
     tokenizer = TOKENIZERS["bpe-1k"]
     mix = RowMix(facts=0.3, copies=0.2, weight=WEIGHT)
     counts = {"facts": 0, "copies": 0, "plain": 0}

@@ -20,7 +20,8 @@ def model():
     ).eval()
 
 
-def test_greedy_is_the_argmax_of_the_full_forward(model) -> None:
+def test_greedy_equals_full_forward(model) -> None:
+    """Greedy is the argmax of the full forward."""
     row = [256, 10, 20]
     for token in model.generate([row], max_new_tokens=6)[0]:
         assert token == model(torch.tensor([row]))[0, -1].argmax().item()
@@ -80,7 +81,8 @@ def test_text_streams_in_whole_characters(spec, monkeypatch) -> None:
     assert all("\ufffd" not in piece for piece in pieces[: len(tokenizer.encode(text))])
 
 
-def test_a_model_streams_what_it_generates(model) -> None:
+def test_stream_equals_generation(model) -> None:
+    """A model streams what it generates."""
     tokenizer = load_tokenizer("bytes")
     options = dict(max_new_tokens=20, temperature=1.0, top_k=80, seed=3)
     ids = model.generate([[256, *b"The"]], eos_id=tokenizer.eos_id, **options)[0]

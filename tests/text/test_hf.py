@@ -76,7 +76,8 @@ def test_same_logits_loss_and_padding(models, tokens) -> None:
 
 
 @torch.no_grad()
-def test_outputs_that_may_be_asked_for(models, tokens) -> None:
+def test_requested_outputs(models, tokens) -> None:
+    """Outputs that may be asked for."""
     model, wrapped = models
     out = wrapped(tokens, output_hidden_states=True)
     assert [tuple(state.shape) for state in out.hidden_states] == [(2, 12, 64)] * 3
@@ -91,7 +92,8 @@ def test_outputs_that_may_be_asked_for(models, tokens) -> None:
     assert torch.equal(wrapped(tokens, return_dict=False, use_cache=False)[0], full)
 
 
-def test_what_is_not_served_is_named(models, tokens) -> None:
+def test_unserved_is_named(models, tokens) -> None:
+    """What is not served is named."""
     _, wrapped = models
     for name in ("position_ids", "token_type_ids", "encoder_hidden_states"):
         refuses(name, wrapped, tokens, **{name: tokens}, error=TypeError)
@@ -140,7 +142,8 @@ def test_embeddings_are_resized_and_saved(tied, tokens, tmp_path) -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_compiles_to_one_graph_whatever_the_mask_holds(tokens) -> None:
+def test_compiles_to_one_graph(tokens) -> None:
+    """Compiles to one graph whatever the mask holds."""
     torch._dynamo.reset()
     wrapped = hf.wrap(small(num_layers=1))
     compiled = torch.compile(wrapped, fullgraph=True, backend="eager")
@@ -160,7 +163,7 @@ def test_compiles_to_one_graph_whatever_the_mask_holds(tokens) -> None:
 
 @pytest.mark.parametrize("method", FEW)
 @torch.no_grad()
-def test_generation_equals_ours_and_files_keep_the_model(method, tmp_path) -> None:
+def test_generation_equals_ours(method, tmp_path) -> None:
     """Left padding, greedy; then the model that was saved, also in bfloat16, where priors stay in
     float32."""
     model = small(method)
@@ -229,7 +232,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.masked_fill(torch.arange(20) < n, -100)}
 
 
-def test_the_base_model_is_one_of_transformers(tokens) -> None:
+def test_base_model_of_transformers(tokens) -> None:
     """TRL computes losses from its features and the head, in a forward of its own."""
     wrapped = hf.wrap(small()).train()
     expected = wrapped(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits
@@ -263,7 +266,7 @@ def trainer(folder: Path, rows: int = 16, steps: int = 1):
 
 
 @pytest.mark.slow
-def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
+def test_accumulation_changes_nothing(tmp_path) -> None:
     """Of rows with different numbers of labels, which are padded on the right."""
     results = []
     for rows, steps in ((16, 1), (2, 8)):
@@ -279,7 +282,8 @@ def test_accumulation_changes_neither_loss_nor_gradient(tmp_path) -> None:
     assert results[1] == pytest.approx(results[0], rel=1e-6)
 
 
-def test_trainer_decays_no_prior_and_evaluates(tmp_path) -> None:
+def test_trainer_decays_no_prior(tmp_path) -> None:
+    """Trainer decays no prior and evaluates."""
     run = trainer(tmp_path)
     run.create_optimizer()
     names = {id(p): name.removeprefix("model.") for name, p in run.model.named_parameters()}
@@ -346,7 +350,7 @@ print([one["generated_text"] for [one] in written])
 
 
 @pytest.mark.slow
-def test_a_fresh_process_reads_the_folder(tmp_path) -> None:
+def test_fresh_process_reads_folder(tmp_path) -> None:
     """The folder's own file imports the package. Trainer is importable afterwards."""
     model = small()
     hf.wrap(model).save_pretrained(tmp_path)

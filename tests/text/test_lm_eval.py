@@ -109,7 +109,8 @@ def direct(model: CausalLM, ids: list[int], count: int) -> tuple[float, bool]:
 
 
 @pytest.mark.slow
-def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -> None:
+def test_harness_equals_direct_computation(tasks, model, by_bytes) -> None:
+    """Tasks of the harness equal direct computation."""
     found = lm_eval.simple_evaluate(
         model="priorzoo",
         model_args={"pretrained": by_bytes},
@@ -147,7 +148,8 @@ def test_tasks_of_the_harness_equal_direct_computation(tasks, model, by_bytes) -
     )
 
 
-def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
+def test_max_length_cuts_left(model, by_bytes) -> None:
+    """Max length cuts from the left."""
     harness = PriorzooLM(by_bytes, batch_size=2, max_length=20)
     encode = load_tokenizer("bytes").encode
     pairs = [("The people of the United", " States"), ("The", " people")]
@@ -171,7 +173,8 @@ def test_max_length_cuts_from_the_left(model, by_bytes) -> None:
     )
 
 
-def test_what_is_not_served_is_named(tmp_path) -> None:
+def test_unserved_is_named(tmp_path) -> None:
+    """What is not served is named."""
     create_model("dna_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     for options, message in (
         ({"max_lenght": 9}, "did you mean 'max_length'"),
@@ -203,7 +206,8 @@ def command(tasks, monkeypatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_is_the_harness_own(command, capsys) -> None:
+def test_command_is_the_harness(command, capsys) -> None:
+    """The command is the harness own."""
     assert main([*command, f"pretrained={NAME},batch_size=3", "--limit", "2"]) == 0
     printed = capsys.readouterr().out
     assert "|choice|" in printed
@@ -212,7 +216,8 @@ def test_the_command_is_the_harness_own(command, capsys) -> None:
     assert "did you mean 'max_length'" in capsys.readouterr().err
 
 
-def test_an_adapter_of_a_released_model_by_the_command(command, tmp_path: Path) -> None:
+def test_adapter_by_command(command, tmp_path: Path) -> None:
+    """An adapter of a released model by the command."""
     base = llama_of(create_model("text_rope_tiny.facts"), tmp_path / "base")
     save_adapted(open_released(base, {"soft": "12", "sinks": "2"}), tmp_path / "adapter")
     assert (

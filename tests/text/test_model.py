@@ -150,9 +150,7 @@ def test_weights_start_as_named(start: str) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"tied": False, "activation_checkpointing": True}], ids=str
 )
-def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
-    options, tokens: torch.Tensor, monkeypatch
-) -> None:
+def test_loss_chunks_change_nothing(options, tokens: torch.Tensor, monkeypatch) -> None:
     """Documents, padding and weights, in float32; chunks of 5 of 64 tokens, whose logits alone are
     ever there."""
     model = small("text_ggd_ssmax_tiny", **options).float().train()
@@ -180,7 +178,8 @@ def test_chunks_of_the_loss_change_neither_it_nor_a_gradient(
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(a.abs().max()) + 2e-8)
 
 
-def test_padding_and_document_borders_are_no_targets(tokens: torch.Tensor) -> None:
+def test_borders_are_no_targets(tokens: torch.Tensor) -> None:
+    """Padding and document borders are no targets."""
     model = small("text_rope_tiny")
     segments = torch.tensor([[0] * 20 + [-1] * 13, [0] * 33])
     loss, counts = causal_lm_loss(model, {"tokens": tokens, "segments": segments})

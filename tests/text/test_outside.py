@@ -68,7 +68,8 @@ MEASURED = {
     ("kind", "name"),
     [*(("llama", name) for name in MEASURED), ("own", "perplexity"), ("own", "heads")],
 )
-def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
+def test_rows_equal_zoo_model(name, kind, zoo_model, folders):
+    """Rows are those of the zoo s own model."""
     evaluator = EVALUATORS[name](EVALUATORS[name].settings_class(**MEASURED[name]))
     mine, theirs = (
         evaluator.rows(dict(evaluator.run(model))) for model in (zoo_model, load(folders[kind]))
@@ -82,7 +83,8 @@ def test_rows_are_those_of_the_zoo_s_own_model(name, kind, zoo_model, folders):
     close(mine, theirs)
 
 
-def test_generation_pads_on_the_left_and_goes_on_from_the_cache(zoo_model, folders):
+def test_generation_pads_left(zoo_model, folders):
+    """Generation pads on the left and goes on from the cache."""
     prompts = [[256, *b"The pass key"], [256, *b"A"], [256, *b"One two three four"]]
     outside = load(folders["llama"])
     assert generate(outside, prompts, max_new_tokens=12) == generate(
@@ -131,7 +133,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_of_each_kind_read_in_parts_and_padded(kind, tmp_path):
+def test_models_read_in_parts(kind, tmp_path):
+    """Models of each kind read in parts and padded."""
     from transformers import AutoConfig
 
     torch.manual_seed(0)
@@ -173,7 +176,8 @@ def tokenizer_of(tmp_path, *specials, **options):
     return load_tokenizer(f"hf:{tmp_path}")
 
 
-def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
+def test_ids_come_back(tmp_path):
+    """Nothing is cut off and ids come back."""
     tokenizer = tokenizer_of(
         tmp_path, "<e>", eos="<e>", truncation_side="left", model_max_length=32
     )
@@ -195,7 +199,8 @@ def test_nothing_is_cut_off_and_ids_come_back(tmp_path):
     refuses("no bos_token, eos_token or cls_token", tokenizer_of, tmp_path / "none")
 
 
-def test_a_table_of_positions_is_the_limit(tmp_path, folders):
+def test_position_table_is_limit(tmp_path, folders):
+    """A table of positions is the limit."""
     folder = plain(tmp_path, positions=512)
     model = load(folder)
     assert model.config.max_context == 512
@@ -217,7 +222,8 @@ def test_a_table_of_positions_is_the_limit(tmp_path, folders):
 
 
 @pytest.mark.slow
-def test_the_command_measures_models_that_are_not_ours(tmp_path, folders):
+def test_command_measures_outside_models(tmp_path, folders):
+    """The command measures models that are not ours."""
     out = tmp_path / "out"
     words = (
         "perplexity",
@@ -251,7 +257,9 @@ def test_modality_and_forced_forms(folders, tmp_path):
     )
 
 
-def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
+def test_unopened_model_is_one_line(tmp_path, folders, monkeypatch):
+    """What cannot be opened is one line."""
+
     def refused(word, *options):
         done = invoke(word, "perplexity", *options, "--out", tmp_path / "out")
         assert done.exit_code == 2, done.stderr
@@ -281,7 +289,7 @@ def test_what_cannot_be_opened_is_one_line(tmp_path, folders, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["Llama", "OPT"])
-def test_documents_of_a_packed_row_do_not_see_one_another(kind):
+def test_packed_documents_stay_apart(kind):
     """OPT makes no mask from position_ids, so its documents are read one by one."""
     sizes = dict(
         vocab_size=60,
@@ -301,7 +309,7 @@ def test_documents_of_a_packed_row_do_not_see_one_another(kind):
     assert decoder.separates == (kind == "Llama")
 
 
-def test_an_adapter_of_peft_with_priors_is_refused(tmp_path, folders):
+def test_peft_with_priors_is_refused(tmp_path, folders):
     """Neither may be lost without a word."""
     peft = pytest.importorskip("peft")
     model = zoo.adapt(open_causal_lm(folders["llama"]), "ggd", options={"init": "alibi"})
@@ -323,7 +331,7 @@ ARMS = {
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folders):
+def test_settings_equal_saved_folder(arm, tmp_path, folders):
     """By --set they are the same model, and another one for the store of finished cells than the
     folder's own."""
     config = json.loads((Path(folders["llama"]) / "config.json").read_text())
@@ -347,7 +355,7 @@ def test_settings_behind_a_name_are_those_of_a_saved_folder(arm, tmp_path, folde
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_recall_is_a_loop_over_transformers_own_model(folders):
+def test_recall_equals_plain_loop(folders):
     """Each question after its own whole reading; intervals of a paired comparison are t-intervals
     over documents."""
     recall = EVALUATORS["recall"]
@@ -410,7 +418,7 @@ def test_recall_is_a_loop_over_transformers_own_model(folders):
         )
 
 
-def test_dynamic_scaling_reads_each_length_afresh(folders):
+def test_dynamic_scaling_per_length(folders):
     """What a longer text did to the angles is gone."""
     model = load(f"{folders['llama']}@ntk=2")
     recall = EVALUATORS["recall"]
@@ -423,7 +431,8 @@ def test_dynamic_scaling_reads_each_length_afresh(folders):
 
 
 @pytest.mark.parametrize("arm", ["window=40", "soft=40,sinks=2"])
-def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
+def test_limited_reach_in_parts(arm, folders):
+    """A limited reach in one reading and in parts."""
     model = load(f"{folders['llama']}@{arm}")
     tokens = torch.randint(0, 256, (1, 20 + 80 * model.config.num_layers))
     cache = model.new_cache()
@@ -442,7 +451,8 @@ def test_a_limited_reach_in_one_reading_and_in_parts(arm, folders):
 
 
 @pytest.mark.slow
-def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path, monkeypatch):
+def test_adapter_measured_by_name(folders, tmp_path, monkeypatch):
+    """An adapter is measured by its own name and on a base."""
     zoo.save_adapted(
         open_released(folders["llama"], {"soft": "40", "yarn": "2"}), tmp_path / "adapter"
     )
@@ -465,7 +475,7 @@ def test_an_adapter_is_measured_by_its_own_name_and_on_a_base(folders, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_gguf_file_is_a_base(tmp_path, zoo_model):
+def test_gguf_file_is_a_base(tmp_path, zoo_model):
     """Opened by its name it is the model that was written; adapted, saved whole and generated
     from."""
     gguf = pytest.importorskip("gguf")

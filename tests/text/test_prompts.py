@@ -33,7 +33,7 @@ def draw(template, length, depth, seed, tokenizer, haystack):
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_facts_stand_in_a_text_and_fill_its_length(kind):
+def test_facts_fill_length(kind):
     """At even depths, in their order, between the text's own tokens; the longest question and its
     answer fill the length."""
     tokenizer = TOKENIZERS[kind]
@@ -53,7 +53,8 @@ def test_facts_stand_in_a_text_and_fill_its_length(kind):
         state_facts(hay, 60, 4, np.random.default_rng(4), tokenizer)
 
 
-def test_a_passage_holds_the_statement_and_the_question():
+def test_passage_holds_statement():
+    """A passage holds the statement and the question."""
     tokenizer = TOKENIZERS["bpe-1k"]
     for depth in (0.0, 0.3, 1.0):
         prompt = Template("heldout", 5).draw(
@@ -94,7 +95,8 @@ def test_prompts_are_pinned():
 
 
 @pytest.mark.parametrize(("name", "facts"), [("own", 1), ("heldout", 5), ("bam", 1)])
-def test_too_short_a_length_names_what_is_needed(name, facts):
+def test_short_length_names_need(name, facts):
+    """Too short a length names what is needed."""
     tokenizer = TOKENIZERS["bpe-1k"]
     template = Template(name, facts)
     haystack = opened("own", tokenizer)

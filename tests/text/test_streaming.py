@@ -54,7 +54,8 @@ def train_texts(texts):
 
 
 @pytest.mark.slow
-def test_ranks_and_workers_share_the_documents_without_overlap(tmp_path):
+def test_workers_share_documents(tmp_path):
+    """Ranks and workers share the documents without overlap."""
     world = 2
     workers = 2
     texts = [f"<{n:03d}> " + "word " * 160 for n in range(160)]
@@ -108,7 +109,8 @@ def test_resume_is_exact(spec, world, workers, stops):
         assert states[400]["states"]["0"]["dataset"]["epoch"] > 0
 
 
-def test_documents_of_packed_rows_see_one_another(spec):
+def test_packed_documents_see_another(spec):
+    """Documents of packed rows see one another."""
     masked, packed = (
         list(islice(loader(spec, documents=documents), 3)) for documents in ("masked", "packed")
     )

@@ -61,7 +61,8 @@ def test_shipped_vocabularies(name, entries):
     assert len(tokenizer.encode("the people of the United States")) < 12
 
 
-def test_bpe_from_a_folder_and_from_json(bpe_folder):
+def test_bpe_from_folder_and_json(bpe_folder):
+    """Bpe from a folder and from json."""
     folder = load_tokenizer(f"gpt2:{bpe_folder}")
     single = load_tokenizer(str(bpe_folder / "tokenizer.json"))
     assert folder.decode(folder.encode(TEXT)) == TEXT
@@ -71,7 +72,8 @@ def test_bpe_from_a_folder_and_from_json(bpe_folder):
     assert len(folder.encode(TEXT)) < len(TEXT.encode())
 
 
-def test_special_tokens_of_a_json_can_be_named(bpe_folder, tmp_path):
+def test_special_tokens_can_be_named(bpe_folder, tmp_path):
+    """Special tokens of a json can be named."""
     model = pytest.importorskip("tokenizers").Tokenizer.from_file(
         str(bpe_folder / "tokenizer.json")
     )

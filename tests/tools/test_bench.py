@@ -17,7 +17,9 @@ from tools.benches.timing import Record, Refused
 CPU = torch.device("cpu")
 
 
-def test_rows_are_saved_and_an_exception_is_one_contenders(tmp_path: Path) -> None:
+def test_exception_costs_one_contender(tmp_path: Path) -> None:
+    """Rows are saved and an exception is one contenders."""
+
     def refuse() -> None:
         raise Refused("too wide")
 
@@ -62,9 +64,8 @@ def test_contenders_are_compared_with_float64() -> None:
         ("decoding --lengths 64", {"transformers Llama", "text_alibi_tiny.facts"}),
     ],
 )
-def test_each_benchmark_records_what_it_prints(
-    command: str, names: set[str], tmp_path: Path, capsys
-) -> None:
+def test_benchmarks_record_output(command: str, names: set[str], tmp_path: Path, capsys) -> None:
+    """Each benchmark records what it prints."""
     out = tmp_path / "rows.json"
     assert (
         bench.main([*command.split(), "--device", "cpu", "--seconds", "0", "--out", str(out)]) == 0

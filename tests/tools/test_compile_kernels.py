@@ -34,7 +34,7 @@ def python(*words: str) -> str:
 
 
 @pytest.mark.slow
-def test_kernels_compile_spill_nothing_and_a_new_length_compiles_nothing_new() -> None:
+def test_kernels_compile_once() -> None:
     """Neither in training nor token by token."""
     only = "--modules forward --widths 64 --dtypes bfloat16 --variants table lanes"
     assert "2 kernels, 0 amiss" in python("tools/compile_kernels.py", *only.split())

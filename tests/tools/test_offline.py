@@ -30,7 +30,8 @@ FONTS = {
 FONTS = {split: [str(TTF / f"{name}.ttf") for name in names] for split, names in FONTS.items()}
 
 
-def test_the_command_lists_and_names_failures(tmp_path, monkeypatch, capsys):
+def test_command_names_failures(tmp_path, monkeypatch, capsys):
+    """The command lists and names failures."""
     assert offline.main([]) == 0
     assert "RFC series" in capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -87,7 +88,8 @@ def test_documents_are_cleaned_and_split(tmp_path):
     assert [row["split"] for row in rows] == ["train"] * 20 + ["heldout"]
 
 
-def test_only_arrays_are_read_from_a_pickle(tmp_path):
+def test_pickle_yields_arrays_alone(tmp_path):
+    """Only arrays are read from a pickle."""
     for content in (Runs(tmp_path / "made"), print, Path("x"), [1, 2]):
         with pytest.raises((common.FetchError, AttributeError)):
             text.read_frame_text(pickle.dumps(content), "text")
@@ -132,7 +134,8 @@ def test_equal_seeds_give_equal_pixels() -> None:
     assert hashlib.sha256(picture.tobytes()).hexdigest()[:16] == "3142de40c3998856"
 
 
-def test_a_letter_without_room_is_an_error() -> None:
+def test_letter_without_room() -> None:
+    """A letter without room is an error."""
     with pytest.raises(ValueError, match=r"^a letter with a ring does not fit into 30 × 30"):
         crowd(np.random.default_rng(0), FONTS["train"], (160, 160), (FONTS["train"][0], "Q"), 30)
 

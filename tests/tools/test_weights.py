@@ -18,7 +18,8 @@ from zoo.catalog import create_model, list_models
 from zoo.pretrained import manifest
 
 
-def test_the_table_names_recipes_models_and_evaluators_that_exist() -> None:
+def test_table_names_existing_things() -> None:
+    """The table names recipes models and evaluators that exist."""
     shipped = set()
     for group in weights.GROUPS.values():
         evaluators = find_modality(group.recipe.partition(".")[0]).evaluators
@@ -51,7 +52,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[list[str]]:
     return commands
 
 
-def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tmp_path) -> None:
+def test_weights_by_project_commands(asked: list[str], tmp_path) -> None:
+    """Training and measuring are commands of the project."""
     weights.train("text", methods="goat,rope", jobs=1)
     words = f"text.goat_tiny text.rope_tiny --seeds 0,1,2 --out {tmp_path}/runs/text --jobs 1"
     assert asked == [f"train-seeds {words}"]
@@ -74,7 +76,8 @@ def test_training_and_measuring_are_commands_of_the_project(asked: list[str], tm
         weights.measure("text", methods="roper")
 
 
-def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -> None:
+def test_published_weights_have_entry(asked, tmp_path) -> None:
+    """Published weights have an entry like those that ship."""
     name = "text_alibi_tiny.facts"
     run = tmp_path / "runs/text/text.alibi_tiny-s0"
     create_model(name).save_pretrained(run / "model")
@@ -90,14 +93,15 @@ def test_published_weights_have_an_entry_like_those_that_ship(asked, tmp_path) -
     assert (tmp_path / f"weights/{name}.safetensors").stat().st_size == entry["bytes"]
 
 
-def test_cards_have_the_data_of_their_recipes() -> None:
+def test_cards_have_recipe_data() -> None:
     """Commands read it from the card, so that naming an image needs no recipe."""
     for name, entry in manifest().items():
         section = weights.data_section(entry["recipe"])
         assert entry["data_section"] == json.loads(json.dumps(section)), name
 
 
-def test_an_adapter_goes_into_the_package_with_its_scores(asked, tmp_path) -> None:
+def test_adapter_enters_package(asked, tmp_path) -> None:
+    """An adapter goes into the package with its scores."""
     made = tmp_path / "made"
     rows = [{"length": 64, "bits_per_byte": 1.23456, "seconds": 2.0}]
     rows.append({"length": 128, "tokens_right_beyond": 0.5, "bits_per_byte": 1.5})

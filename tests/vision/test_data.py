@@ -97,7 +97,8 @@ def test_every_sample_once_an_epoch(kind, world, workers, batches, micro_batch, 
 
 
 @pytest.mark.parametrize("kind", ["wds", "folder"])
-def test_heldout_is_one_pass_with_equally_many_batches(kind, sources):
+def test_heldout_is_one_pass(kind, sources):
+    """Heldout is one pass with equally many batches."""
     count, options = (60, {"heldout_source": sources["wds"]}) if kind == "wds" else (10, {})
     pairs = []
     for rank in range(2):
@@ -116,7 +117,7 @@ def test_heldout_is_one_pass_with_equally_many_batches(kind, sources):
     assert all(label == n % 4 for n, label in pairs if label >= 0)
 
 
-def test_what_replaces_a_bad_image_does_not_count(tmp_path):
+def test_replacement_does_not_count(tmp_path):
     """One good image in ten: every place of a block is filled; a block of bad ones alone is an
     error."""
     damage = {n: {"png": b"", "cls": b"0"} for n in range(30) if n % 10}
@@ -138,7 +139,8 @@ def test_what_replaces_a_bad_image_does_not_count(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("wds", 2), ("folder", 0)])
-def test_resume_is_exact_to_the_byte(kind, workers, sources):
+def test_resume_is_exact(kind, workers, sources):
+    """Resume is exact to the byte."""
     options = config(sources[kind], **{**IMAGENET, "num_workers": workers, "shuffle_buffer": 7})
     loader, again = (build_loader(options, rank=1, world=2, micro_batch=4) for _ in range(2))
     batches = iter(loader)
@@ -151,7 +153,8 @@ def test_resume_is_exact_to_the_byte(kind, workers, sources):
         assert torch.equal(one["targets"], other["targets"])
 
 
-def test_batches_neither_use_nor_change_the_programs_generators(sources):
+def test_batches_keep_generators(sources):
+    """Batches neither use nor change the programs generators."""
     options = config(sources["folder"], **IMAGENET)
     batches = iter(build_loader(options, micro_batch=4))
     take(batches, 1)  # starting a DataLoader draws once
@@ -167,7 +170,7 @@ def test_batches_neither_use_nor_change_the_programs_generators(sources):
 # ---- what a batch holds ----
 
 
-def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
+def test_targets_mixed_and_smoothed(sources):
     """Images of one colour: the share of the partner in the pixels is its share in the targets."""
 
     def first(**options):
@@ -194,7 +197,8 @@ def test_targets_and_pixels_are_mixed_smoothed_and_normalised(sources):
     )
 
 
-def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path):
+def test_augmentations_depend_on_epoch(tmp_path):
+    """Each augmentation changes the images and depends on the epoch."""
     write_shards(
         tmp_path, [2], damage={n: {"png": encoded(picture(3)), "cls": b"0"} for n in range(2)}
     )
@@ -211,7 +215,7 @@ def test_each_augmentation_changes_the_images_and_depends_on_the_epoch(tmp_path)
 # ---- held-out images ----
 
 
-def test_a_training_decides_what_it_held_out():
+def test_training_decides_heldout():
     """The same for seeds and variants of a training, which differ in the rest of its data
     section."""
     data = {"source": "folder:a", "num_classes": 3, "image_size": 96, "seed": 1, "mixup": 0.2}
@@ -252,7 +256,8 @@ def test_the_built_in_letters(split, count, size, side):
     )  # of stored cells
 
 
-def test_classes_are_those_of_the_config_and_the_same_in_both_splits(sources, tmp_path):
+def test_classes_equal_in_splits(sources, tmp_path):
+    """Classes are those of the config and the same in both splits."""
     swapped = f"wds:{write_shards(tmp_path / 'swapped', [4], 'abdc')}"
     for source in sources.values():
         for split in ("train", "heldout"):
@@ -354,7 +359,8 @@ def test_bad_images_have_a_reason(monkeypatch):
     refuses("too large: 12×12 pixels", decode_image, encoded(solid(1)), error=BadImage)
 
 
-def test_the_largest_central_window_is_read():
+def test_largest_central_window():
+    """The largest central window is read."""
     image = Image.new("RGB", (100, 100))
     image.paste(RED, (0, 25, 100, 75))
     pixels = preprocess(image, 48, 96, mean=(0, 0, 0), std=(1, 1, 1))

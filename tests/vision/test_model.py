@@ -50,7 +50,8 @@ def without_gradients(request):
         yield
 
 
-def test_every_method_is_registered_in_every_size() -> None:
+def test_every_method_is_registered() -> None:
+    """Every method is registered in every size."""
     ours = set(list_models("vision_*"))
     timms = set(timm.list_models("vision_*"))
     for size, method, ssmax in itertools.product(SIZES, list_grid_positions(), ("", "_ssmax")):
@@ -67,7 +68,7 @@ def test_every_method_is_registered_in_every_size() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_mean_the_same_at_any_size(name: str) -> None:
+def test_weights_fit_any_size(name: str) -> None:
     """Neither an earlier image, nor the size that a model was built for, nor bf16 changes what
     weights say."""
     model = moved(small(name))
@@ -85,7 +86,7 @@ def test_weights_mean_the_same_at_any_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_positions_on_a_non_square_grid(name: str) -> None:
+def test_positions_off_the_square(name: str) -> None:
     """Without positions a picture with two patches swapped gives swapped features, with one it does
     not."""
     model = moved(small(name, img_size=(16, 32), class_token=True, reg_tokens=1)).double()
@@ -107,7 +108,8 @@ def test_positions_on_a_non_square_grid(name: str) -> None:
         assert added[:, 2:].abs().max() > 0
 
 
-def test_sizes_and_configs_that_do_not_fit() -> None:
+def test_unfit_sizes_and_configs() -> None:
+    """Sizes and configs that do not fit."""
     model = small("vision_nope_tiny_patch8")
     refuses(
         r"50 is no multiple.*48 and 56; 70 is no multiple.*64 and 72",
@@ -123,7 +125,7 @@ def test_sizes_and_configs_that_do_not_fit() -> None:
         refuses(message, create_model, "vision_goat_tiny_patch8", **options)
 
 
-def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
+def test_saved_model_equals_loaded(tmp_path) -> None:
     """By us and by timm: sums, methods by layer, another size and classifier, names of classes."""
     mixed = moved(small("vision_rope2d_mixed_ssmax_tiny_patch8", class_token=True))
     name = "layers.0.attention.rotary.omega"  # learned directions do not decay, and are stored in float32
@@ -152,9 +154,8 @@ def test_a_model_saved_is_the_model_loaded(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("method", "shared"), [("goat", True), ("learned", False), ("ggd2d+spectral2d", False)]
 )
-def test_offloaded_models_compute_what_they_compute_in_memory(
-    method: str, shared: bool, tmp_path
-) -> None:
+def test_offloaded_equals_in_memory(method: str, shared: bool, tmp_path) -> None:
+    """Offloaded models compute what they compute in memory."""
     model = moved(
         small(f"vision_{method}_ssmax_tiny_patch8", share_prior=shared, class_token=shared)
     )
@@ -197,7 +198,8 @@ def test_timms_interface_and_gradients(name: str) -> None:
     refuses("'avg'", model.reset_classifier, 7, "max")
 
 
-def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypatch) -> None:
+def test_shipped_weights_through_timm(tmp_path, monkeypatch) -> None:
+    """Weights that ship load through timm and are checked."""
     ours = create_model(TRAINED).eval()
     theirs = timm.create_model(TRAINED, pretrained=True).eval()
     assert torch.equal(ours(images()), theirs(images()))
@@ -217,7 +219,8 @@ def test_weights_that_ship_load_through_timm_and_are_checked(tmp_path, monkeypat
         refuses("damaged", timm.create_model, TRAINED, pretrained=True)
 
 
-def test_timms_optimiser_takes_the_exemptions_and_the_depth_groups() -> None:
+def test_timm_optimiser_takes_groups() -> None:
+    """Timms optimiser takes the exemptions and the depth groups."""
     from timm.optim import create_optimizer_v2
 
     model = timm.create_model("vision_goat_tiny_patch8", num_layers=2)
@@ -234,7 +237,8 @@ def test_timms_optimiser_takes_the_exemptions_and_the_depth_groups() -> None:
     )  # stem, two blocks, head
 
 
-def test_keywords_of_timms_scripts_are_served_or_refused() -> None:
+def test_timm_keywords_served_or_refused() -> None:
+    """Keywords of timms scripts are served or refused."""
     name = "vision_goat_tiny_patch8"
     model = timm.create_model(
         name, dynamic_img_size=True, strict_img_size=False, drop_rate=0.0, in_chans=1

@@ -118,7 +118,7 @@ def rows(model, **settings):
     return {row["size"]: row for row in evaluator.rows(dict(evaluator.run(model)))}
 
 
-def test_errors_and_paired_differences_are_over_groups(images):
+def test_errors_are_over_groups(images):
     """Fonts of 10 images each; one model errs in a class, the other nowhere."""
     items = images(groups=10)
     results = []
@@ -141,7 +141,8 @@ def test_errors_and_paired_differences_are_over_groups(images):
         assert row["high"] - row["difference"] == pytest.approx(t_quantile(0.95, 3) * error)
 
 
-def test_what_cannot_be_read_is_left_out_and_counted(images):
+def test_unreadable_is_counted(images):
+    """What cannot be read is left out and counted."""
     images(broken=(0, 3, 39))
     row = rows(Reader(), sizes=(16,))[16]
     assert (row["images"], row["skipped"], row["top1"], row["skipped_because"]) == (
@@ -160,7 +161,8 @@ def test_what_cannot_be_read_is_left_out_and_counted(images):
         assert {(row["images"], row["skipped_because"]) for row in measured} == {expected}
 
 
-def test_default_sizes_stop_where_the_images_do(images):
+def test_default_sizes_follow_images(images):
+    """Default sizes stop where the images do."""
     for size, trained, expected in (
         ((100, 40), (16, 16), (16, 24, 32)),
         ((100, 100), (16, 24), (16, 32, 48, 64)),  # both sides whole patches
@@ -174,7 +176,8 @@ def test_default_sizes_stop_where_the_images_do(images):
         assert resolution().points(Reader(train_size=trained)) == expected
 
 
-def test_what_cannot_be_measured_is_known_before(images):
+def test_unmeasurable_is_known_first(images):
+    """What cannot be measured is known before."""
     images()
     for settings, message in (
         ({"sizes": (16, 20)}, "size 20 .* 16 and 24"),
@@ -188,7 +191,8 @@ def test_what_cannot_be_measured_is_known_before(images):
     assert ResolutionSettings(sizes=(32, 16, 32)) == ResolutionSettings(sizes=(16, 32))
 
 
-def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
+def test_stored_cells_keep_identity(images):
+    """Names and identity of stored cells are those of 0 5 0."""
     items = images(count=300)
     few, every = (resolution(sizes=(16,), samples=n).cells(Reader()) for n in (128, None))
     assert [cell.name for cell in few] == ["16x16/images=0-128"]
@@ -200,7 +204,7 @@ def test_names_and_identity_of_stored_cells_are_those_of_0_5_0(images):
     assert items.order.tolist() == np.random.default_rng(0).permutation(300).tolist()
 
 
-def test_a_larger_size_stands_beside_its_controls(images):
+def test_larger_size_has_controls(images):
     """By hand: at 32 pixels half are right, as at 16; the mean of both has each right where the
     surer one is."""
     images(count=64)
@@ -224,7 +228,9 @@ def test_a_larger_size_stands_beside_its_controls(images):
     assert all(math.isnan(row["low"]) for row in grouped["controls"])
 
 
-def test_logits_that_are_no_numbers_are_wrong(images):
+def test_nan_logits_are_wrong(images):
+    """Logits that are no numbers are wrong."""
+
     class Infinite(Reader):
         def forward(self, images):
             logits = super().forward(images)
@@ -257,7 +263,8 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
+def test_rows_equal_timm_loop(files):
+    """Rows are those of a loop over timm s own transform."""
     model, trained = OUTSIDE.load(f"{VIT}@{files}/vit.safetensors")
     evaluator = Resolution(
         ResolutionSettings(source=f"folder:{files}/images", sizes=(160, 224), mode="resized")
@@ -286,7 +293,8 @@ def test_rows_are_those_of_a_loop_over_timm_s_own_transform(files):
         assert rows[size]["nll"] == pytest.approx(nats / 6, rel=1e-4)
 
 
-def test_a_model_of_one_size_refuses_another():
+def test_fixed_size_refuses_another():
+    """A model of one size refuses another."""
     model = OutsideClassifier(timm.create_model("mixer_s32_224", num_classes=4), "mixer_s32_224")
     with torch.inference_mode():
         assert model(torch.rand(1, 3, 224, 224)).shape == (1, 4)
@@ -294,7 +302,8 @@ def test_a_model_of_one_size_refuses_another():
         refuses("takes images of 224×224 alone, not 96×96", model, torch.rand(2, 3, 96, 96))
 
 
-def test_what_cannot_be_loaded_is_one_line(files):
+def test_unloadable_is_one_line(files):
+    """What cannot be loaded is one line."""
     for word, message in (
         ("vit_tiny_patch16_22", "did you mean 'vit_tiny_patch16_224'"),
         (VIT + "@{}/none.pth", "none.pth cannot be loaded"),

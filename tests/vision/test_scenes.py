@@ -78,7 +78,8 @@ class Scenes(ImageSet):
         return image, parse_objects(fields, f"group {index % 4}")
 
 
-def test_what_are_no_objects_is_skipped_by_reason():
+def test_non_objects_are_skipped():
+    """What are no objects is skipped by reason."""
     box = [[0, 0, 1, 1]]
     for fields, reason in (
         ({"bbox": box}, "no objects"),
@@ -91,7 +92,8 @@ def test_what_are_no_objects_is_skipped_by_reason():
         refuses(reason, parse_objects, fields, error=BadImage)
 
 
-def test_windows_hold_the_marked_objects_and_lie_in_one_another():
+def test_windows_hold_marked_objects():
+    """Windows hold the marked objects and lie in one another."""
     for number in range(4):
         image, fields = scene(number, size=(96, 160), marked=3)
         objects = parse_objects(fields)
@@ -111,7 +113,8 @@ def test_windows_hold_the_marked_objects_and_lie_in_one_another():
         refuses(message, window_on, (96, 96), apart, shape, (0, 0), error=BadImage)
 
 
-def test_windows_without_all_that_the_question_needs_have_answer_0():
+def test_incomplete_windows_answer_0():
+    """Windows without all that the question needs have answer 0."""
     boxes = [[0, 0, 8, 8], [40, 0, 8, 8]]
     objects = parse_objects(
         {"bbox": boxes, "category": [3, 1], "marked": [False, True], "evidence": [True, False]}
@@ -121,7 +124,8 @@ def test_windows_without_all_that_the_question_needs_have_answer_0():
         assert targets_of(objects.in_window(window), (56, 56))["targets"] == answer
 
 
-def test_pictures_that_cannot_be_asked_have_a_reason():
+def test_unasked_pictures_have_reason():
+    """Pictures that cannot be asked have a reason."""
     _, fields = scene(1)
     objects = parse_objects(fields)
     unmarked = replace(objects, marked=np.zeros_like(objects.marked))
@@ -164,7 +168,8 @@ def config(stored, **options):
     return VisionDataConfig(source=stored, heldout_source=stored, **settings)
 
 
-def test_batches_of_windows_are_what_they_ask_for_and_draw_a_shape(stored):
+def test_window_batches_draw_shape(stored):
+    """Batches of windows are what they ask for and draw a shape."""
     loader = MODALITY.loader(
         config(stored, shapes=("24x24", "32x48"), mean=(0, 0, 0), std=(1, 1, 1)), micro_batch=8
     )
@@ -177,7 +182,8 @@ def test_batches_of_windows_are_what_they_ask_for_and_draw_a_shape(stored):
             assert set(reds[mark == 255].tolist()) == {40 + 30 * (int(answer) - 1)}
 
 
-def test_windows_without_a_mark_answer_0(stored):
+def test_unmarked_windows_answer_0(stored):
+    """Windows without a mark answer 0."""
     data = config(stored, unmarked=0.5, mean=(0, 0, 0), std=(1, 1, 1))
     batch = next(iter(MODALITY.loader(data, micro_batch=64)))
     marked = (batch["images"][:, 2] == 1).any((1, 2))
@@ -200,7 +206,8 @@ def small(**options):
     return VisionTransformer(VisionConfig(**config)).eval()
 
 
-def test_the_loss_is_the_class_tokens_and_the_maps(stored):
+def test_loss_of_token_and_map(stored):
+    """The loss is the class tokens and the maps."""
     batch = next(iter(MODALITY.loader(config(stored), micro_batch=5)))
     model = small()
     total, metrics = loss(model, batch)
@@ -213,7 +220,8 @@ def test_the_loss_is_the_class_tokens_and_the_maps(stored):
     assert metrics["top1"] == (logits[:, 0].argmax(-1) == batch["targets"]).float().mean()
 
 
-def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stored):
+def test_cost_of_many_shapes(stored):
+    """The cost of many shapes is their mean and memory is of the largest."""
     alone = {
         shape: MODALITY.cost(small(), config(stored, shapes=(shape,)), 4)
         for shape in ("24x24", "32x64")
@@ -225,7 +233,8 @@ def test_the_cost_of_many_shapes_is_their_mean_and_memory_is_of_the_largest(stor
     )
 
 
-def test_heldout_windows_are_the_same_every_time_and_count_once(stored):
+def test_heldout_windows_are_fixed(stored):
+    """Heldout windows are the same every time and count once."""
     heldout = MODALITY.heldout(config(stored), samples=6, rank=0, world=1, micro_batch=4)
     one = list(heldout)
     two = list(heldout)
@@ -289,7 +298,8 @@ def measured(name, model=None, **settings):
 
 
 @pytest.mark.parametrize("name", ["find", "map"])
-def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
+def test_oracle_reads_whole_pixels(opened, name):
+    """An oracle is right where it reads pixels as they are."""
     opened()
     evaluator, _, rows = measured(name, sizes=(32, 64, 96))
     main = evaluator.main
@@ -307,7 +317,7 @@ def test_an_oracle_is_right_where_it_reads_pixels_as_they_are(opened, name):
         assert row["gain"] == pytest.approx(row[main] - best)
 
 
-def test_a_crop_round_the_ring_is_a_control(opened):
+def test_ring_crop_is_control(opened):
     """Two pictures of 96 pixels with half circles; the window of 32 pixels round the closed ring
     holds the marked square."""
     items = opened(count=2)
@@ -330,7 +340,7 @@ def test_a_crop_round_the_ring_is_a_control(opened):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_picture_has_its_objects_where_they_are(name):
+def test_changed_picture_keeps_objects(name):
     """A red square is the one object; where the picture has colours, the box holds the red pixels
     and little else."""
     pixels = np.full((120, 120, 3), 130, np.uint8)
@@ -354,7 +364,8 @@ def test_a_changed_picture_has_its_objects_where_they_are(name):
 
 
 @pytest.mark.slow
-def test_mean_iou_against_a_confusion_matrix(opened):
+def test_mean_iou_by_confusion_matrix(opened):
+    """Mean iou against a confusion matrix."""
     items = opened(count=20)
     results = []
     for label, model in (("goat", Oracle(noisy=True)), ("nope", Oracle())):
@@ -377,7 +388,8 @@ def test_mean_iou_against_a_confusion_matrix(opened):
         assert row["low"] < row["difference"] < row["high"] < 0
 
 
-def test_a_model_that_cannot_be_asked_is_refused(opened, stored):
+def test_unasked_model_is_refused(opened, stored):
+    """A model that cannot be asked is refused."""
     opened()
     for name, model in (("find", small(class_token=False)), ("map", small(global_pool="token"))):
         refuses(r"data\.target='", measured, name, model, sizes=(32,))

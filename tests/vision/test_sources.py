@@ -79,7 +79,8 @@ def test_what_a_folder_holds_out(tmp_path):
     refuses("class 'e' that training does not have", opened, ours)
 
 
-def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path):
+def test_folder_faults_are_counted(tmp_path):
+    """What is wrong in a folder is counted and passed over."""
     write_folder(tmp_path / "train", "abd", 9)
     (tmp_path / "train/c").mkdir()
     (tmp_path / "train/a/notes.txt").write_text("no image")
@@ -98,7 +99,7 @@ def test_what_is_wrong_in_a_folder_is_counted_and_passed_over(tmp_path):
         take(build_loader(config(f"folder:{tmp_path}"), micro_batch=2), 1)
 
 
-def test_hidden_names_and_links_and_copies(tmp_path):
+def test_hidden_links_and_copies(tmp_path):
     """No hidden name is a class, no picture is read twice, and no copy is on both sides of the
     split."""
     folder = write_folder(tmp_path / "images", ["cat", "dog"], 60)
@@ -127,7 +128,8 @@ def test_hidden_names_and_links_and_copies(tmp_path):
     assert not train & heldout
 
 
-def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
+def test_shard_faults_are_counted(tmp_path):
+    """What is wrong in shards is counted and passed over."""
     good = encoded(solid(77))
     damage = {
         1: {"png": good},
@@ -162,7 +164,8 @@ def test_what_is_wrong_in_shards_is_counted_and_passed_over(tmp_path):
 @pytest.mark.parametrize(
     "names", [("0.png", "0.cls", "0.png"), ("0.png", "0.PNG"), ("0.cls", "1.png", "0.cls")]
 )
-def test_a_name_twice_is_an_error(names, tmp_path):
+def test_repeated_name_is_error(names, tmp_path):
+    """A name twice is an error."""
     path = write_tar(
         tmp_path / "a.tar",
         [(name.partition(".")[0], {name.partition(".")[2]: b"0"}) for name in names],
@@ -170,7 +173,8 @@ def test_a_name_twice_is_an_error(names, tmp_path):
     refuses(f"shard .*a.tar cannot be read: it has '{names[-1]}' twice", opened, f"wds:{path}")
 
 
-def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
+def test_shards_counted_by_index(tmp_path):
+    """Shards are counted by an index or by their headers."""
     write_shards(tmp_path, [3, 5], indexed=False)
     pattern = f"{tmp_path}/part-{{000..001}}.tar"
     assert open_shards("x", pattern).counts == (3, 5)
@@ -201,7 +205,7 @@ def test_shards_are_counted_by_an_index_or_by_their_headers(tmp_path):
         )
 
 
-def test_a_local_shard_without_hashes_is_known_by_its_members(tmp_path):
+def test_shard_known_by_members(tmp_path):
     """Labels and pictures that change may leave a tar's size as it was."""
     prints = set()
     path = tmp_path / "a.tar"
@@ -242,7 +246,8 @@ def _shown(spec, split):
     return shown
 
 
-def test_what_is_trained_on_is_never_held_out(tmp_path):
+def test_trained_is_never_heldout(tmp_path):
+    """What is trained on is never held out."""
     one = set(range(30))
     two = set(range(100, 130))
     hashed = set(heldout_places((f"row {n}" for n in range(30)), "heldout"))
@@ -256,7 +261,8 @@ def test_what_is_trained_on_is_never_held_out(tmp_path):
     refuses("names a held-out split", open_images, f"{both}:validation", "train")
 
 
-def test_columns_and_splits_are_named_or_found(tmp_path):
+def test_columns_named_or_found(tmp_path):
+    """Columns and splits are named or found."""
     spec = _saved(tmp_path, "train", image="picture", label="kind")
     batch = take(build_loader(config(spec, num_classes=2), micro_batch=4), 1)[0]
     assert [n % 2 for n in numbers(batch)] == batch["targets"].tolist()

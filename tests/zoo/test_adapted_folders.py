@@ -25,7 +25,8 @@ SIZES = dict(
 )
 
 
-def test_transformers_alone_does_not_load_a_folder_without_its_priors(tmp_path: Path) -> None:
+def test_transformers_alone_refuses_folder(tmp_path: Path) -> None:
+    """Transformers alone does not load a folder without its priors."""
     model = zoo.adapt(LlamaForCausalLM(LlamaConfig(**SIZES)), "ggd", keep_rope=False)
     model.save_pretrained(tmp_path)
     for auto in (AutoModel, AutoModelForCausalLM):
@@ -42,7 +43,8 @@ def test_transformers_alone_does_not_load_a_folder_without_its_priors(tmp_path: 
     assert get_peft_model(loaded, LoraConfig(task_type="CAUSAL_LM")).num_parameters() > 0
 
 
-def test_a_tensor_that_is_missing_is_named(base: Path, tmp_path: Path) -> None:
+def test_missing_tensor_is_named(base: Path, tmp_path: Path) -> None:
+    """A tensor that is missing is named."""
     zoo.adapt(LlamaForCausalLM(LlamaConfig(**SIZES)), "ggd").save_pretrained(tmp_path / "own")
     wrap(zoo.create_model("text_ggd_ssmax_tiny", num_layers=1)).save_pretrained(tmp_path / "ours")
     loads = {
@@ -62,7 +64,8 @@ def test_a_tensor_that_is_missing_is_named(base: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "DistilBert", "OPT"])
 @torch.inference_mode()
-def test_reading_past_the_table_of_positions(kind: str) -> None:
+def test_reading_past_position_table(kind: str) -> None:
+    """Reading past the table of positions."""
     make = getattr(transformers, f"{kind}Model")
     config = getattr(transformers, f"{kind}Config")
     torch.manual_seed(0)
@@ -106,9 +109,7 @@ BASES += [
 
 
 @pytest.mark.parametrize(("kind", "lora", "prior"), BASES)
-def test_an_adapter_has_all_but_the_base(
-    kind: str, lora: int, prior: dict | None, tmp_path: Path
-) -> None:
+def test_adapter_lacks_base_alone(kind: str, lora: int, prior: dict | None, tmp_path: Path) -> None:
     """On the base at another place: the same logits, cached generation, the adapter again, and
     merged a whole model."""
     base = create_base(kind, tmp_path)
@@ -143,7 +144,8 @@ def test_an_adapter_has_all_but_the_base(
     torch.testing.assert_close(merged(tokens).logits, loaded(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_learned_positions_that_are_kept_count_as_weights(tmp_path: Path) -> None:
+def test_kept_positions_are_weights(tmp_path: Path) -> None:
+    """Learned positions that are kept count as weights."""
     base = create_base("gpt2", tmp_path)
     model = open_released(str(base), {})
     add_lora(model, 2)
@@ -155,7 +157,8 @@ def test_learned_positions_that_are_kept_count_as_weights(tmp_path: Path) -> Non
     refuses("is another model", zoo.load_adapted, tmp_path / "adapter", base=str(base))
 
 
-def test_gemma_with_sinks_generates_until_its_cache_drops_keys(tmp_path: Path) -> None:
+def test_gemma_with_sinks_generates(tmp_path: Path) -> None:
+    """Gemma with sinks generates until its cache drops keys."""
     model = open_released(
         str(create_base("gemma3_text", tmp_path)), {"soft": "9", "sinks": "2"}
     ).eval()
@@ -202,7 +205,7 @@ def test_adapters_that_ship() -> None:
         assert "base_model" in (folder / "README.md").read_text()
 
 
-def test_a_name_is_an_adapter_and_its_base(
+def test_name_is_adapter_and_base(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the base is in the data folder. Without it the error names the command that fetches

@@ -124,7 +124,8 @@ def disturb(model: nn.Module, std: float = 0.5) -> None:
     ("name", "position"),
     [(name, ("ggd_goat", "ggd", "goat")[n % 3]) for n, name in enumerate(EVERY)],
 )
-def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
+def test_uniform_prior_changes_nothing(name: str, position: str) -> None:
+    """A uniform prior changes no bit."""
     model = make(name)
     given = input_of(name)
     before = output(model, given).detach()
@@ -141,7 +142,7 @@ def test_a_uniform_prior_changes_no_bit(name: str, position: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in LINES if name != "opt"]
 )  # which takes its positions from the mask
-def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
+def test_prior_is_added_to_logits(name: str) -> None:
     """Against the model itself with K as an additive mask, in float64 where its experts are
     served."""
     dtype, limit = (torch.float32, 1e-6) if name == "gpt_oss" else (torch.float64, 1e-9)
@@ -163,7 +164,8 @@ def test_a_prior_is_what_is_added_to_the_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit", "siglip", "dinov2", "dinov3", "timm"])
-def test_a_prior_of_images_is_on_their_grid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_prior_on_grid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prior of images is on their grid."""
     given = input_of(name).double()
     attend = LayerPrior.attend
     shapes = []
@@ -204,7 +206,7 @@ def test_cached_generation_is_uncached_generation(name: str, position: str) -> N
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_padding_on_the_left_moves_nothing(name: str) -> None:
+def test_left_padding_moves_nothing(name: str) -> None:
     """Rows of different lengths, by a prior that knows absolute positions, and by one that does
     not."""
     for position in ("ggd_goat", "ggd"):
@@ -271,7 +273,7 @@ def test_other_masks_are_no_documents(change: tuple[int, int, bool]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"sinks": 2}], ids=str)
-def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
+def test_one_mask_serves_batch(options: dict[str, int]) -> None:
     """One mask for all rows, with documents; before it a static cache, while the prior is
     uniform."""
     model = zoo.adapt(make("llama"), "ggd", options=options)
@@ -295,7 +297,8 @@ def test_a_mask_of_one_row_serves_a_batch(options: dict[str, int]) -> None:
     assert (shared - apart).abs().max() < 1e-4
 
 
-def test_a_window_hides_what_it_hides() -> None:
+def test_window_hides_far_keys() -> None:
+    """A window hides what it hides."""
     model = transformers.MistralForCausalLM(
         transformers.MistralConfig(**GROUPED, sliding_window=8)
     ).eval()
@@ -318,7 +321,8 @@ def test_a_window_hides_what_it_hides() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> None:
+def test_saved_model_has_priors(name: str, tmp_path: Path) -> None:
+    """A saved model is loaded with its priors."""
     model = zoo.adapt(make(name), "ggd_goat", keep_rope=False, options={"spectral": {"rank": 3}})
     disturb(model)
     getattr(model, "config", model).max_position_embeddings = 512
@@ -341,7 +345,7 @@ def test_a_saved_model_is_loaded_with_its_priors(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2"])
-def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
+def test_no_positions_is_a_bag(name: str) -> None:
     """One layer: the last token's output does not change when those before it change places, and
     does with positions."""
     model = make(name)
@@ -365,7 +369,7 @@ def test_without_its_positions_a_model_sees_a_bag_of_tokens(name: str) -> None:
         assert torch.isfinite(output(bag, input_of(name, length=90))).all()
 
 
-def test_a_fused_optimiser_moves_priors_alone() -> None:
+def test_fused_optimiser_moves_priors() -> None:
     """Trainer's default; it gives parameters no new version."""
     model = zoo.adapt(make("llama"), "ggd_goat", train="priors")
     given = input_of("llama")
@@ -384,7 +388,8 @@ def test_a_fused_optimiser_moves_priors_alone() -> None:
         assert (output(twin, given) - output(model, given)).abs().max() < 1e-6
 
 
-def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
+def test_optimisers_decay_no_prior() -> None:
+    """Trainers and timms optimisers decay no prior."""
     decayed = transformers.Trainer.get_decay_parameter_names(
         None, zoo.adapt(make("llama"), "ggd_goat")
     )
@@ -398,7 +403,8 @@ def test_trainers_and_timms_optimisers_decay_no_prior() -> None:
     }
 
 
-def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
+def test_gradient_checkpointing_keeps_gradients() -> None:
+    """Gradient checkpointing keeps gradients of priors."""
     model = zoo.adapt(make("llama"), "ggd_goat").train()
     tokens = input_of("llama")
     grads = []
@@ -416,7 +422,8 @@ def test_gradient_checkpointing_keeps_gradients_of_priors() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm", "llama"])
-def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
+def test_adapted_model_compiles(name: str) -> None:
+    """An adapted model compiles to one graph."""
     model = zoo.adapt(make(name), "ggd_goat")
     given = input_of(name)
     disturb(model)
@@ -474,19 +481,22 @@ def test_an_adapted_model_compiles_to_one_graph(name: str) -> None:
         ),
     ],
 )
-def test_what_is_not_served_is_said(
+def test_unserved_is_said(
     build: Callable[[], Any], arguments: dict[str, Any], message: str
 ) -> None:
+    """What is not served is said."""
     refuses(message, zoo.adapt, build(), **arguments)
 
 
-def test_no_prior_is_left_out_by_another_implementation() -> None:
+def test_no_implementation_drops_priors() -> None:
+    """No prior is left out by another implementation."""
     model = zoo.adapt(make("llama"), "alibi")
     model.set_attn_implementation("sdpa")
     refuses("by 'sdpa' would leave the priors out", model, input_of("llama"))
 
 
-def test_a_copy_of_a_prior_reads_the_images_of_its_model() -> None:
+def test_copied_prior_reads_images() -> None:
+    """A copy of a prior reads the images of its model."""
     model = zoo.adapt(make("timm"), "alibi")
     given = input_of("timm")
     before = output(model, given)
@@ -509,7 +519,8 @@ def test_images_padded_by_the_model() -> None:
     assert model.blocks[0].attn.patch_grid.shape == (3, 4)
 
 
-def test_tokens_behind_the_patches_are_refused() -> None:
+def test_trailing_tokens_are_refused() -> None:
+    """Tokens behind the patches are refused."""
     config = transformers.YolosConfig(**IMAGES | {"image_size": [32, 32]})
     model = zoo.adapt(transformers.YolosModel(config), "ggd_goat")
     refuses(

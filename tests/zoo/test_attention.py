@@ -218,7 +218,8 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("kernel", "name", "realised"), RUNS)
-def test_kernel_equals_the_oracle_with_every_gradient(kernel, name, realised):
+def test_kernel_equals_oracle(kernel, name, realised):
+    """Kernel equals the oracle with every gradient."""
     case = CASES[name]
     leaves, options = build(case, realised)
     if refused(kernel, realised, case):
@@ -310,7 +311,7 @@ def test_second_derivatives_are_refused():
         ("toeplitz", "alibi+ggd", 35, 300, 66),
     ],
 )
-def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
+def test_odd_shapes_are_exact(
     kernel: str, name: str, queries: int, keys: int, window: int | None
 ) -> None:
     """Lanes of a slope are as large as the position: 131,072 here, of which nothing may reach
@@ -336,7 +337,7 @@ def test_odd_shapes_far_from_the_start_are_as_exact_as_even_ones(
     assert error(queries, keys) < 1e-5 + 10 * error(-(-queries // 16) * 16, -(-keys // 16) * 16)
 
 
-def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
+def test_blocked_bias_equals_matrix() -> None:
     """FIRE makes its bias a block of rows at a time."""
     prior = create_prior("fire", num_heads=4, train_context=9)
     line = Positions.line(37)
@@ -352,7 +353,8 @@ def test_heads_and_sums_of_a_bias_by_blocks_are_those_of_its_matrix() -> None:
     )
 
 
-def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
+def test_hidden_row_is_zero() -> None:
+    """A row whose bias hides all keys is zero with a gradient too."""
     q = torch.randn(1, 2, 5, 8)
     bias = torch.randn(1, 2, 5, 5)
     bias[:, :, 2] = -torch.inf
@@ -364,7 +366,7 @@ def test_a_row_whose_bias_hides_all_keys_is_zero_with_a_gradient_too() -> None:
     assert grad.isfinite().all()
 
 
-def test_a_strong_log_prior_is_not_rounded_to_half_precision() -> None:
+def test_strong_prior_is_not_rounded() -> None:
     """Two keys whose log-priors are −100 and −100.2 must not tie: bfloat16 would read both as
     −100."""
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1).expand(-1, -1, -1, 8).bfloat16()

@@ -117,7 +117,8 @@ WRONG: list[tuple[str, str, str, list[Any]]] = [
 ]  # fmt: skip
 
 
-def test_a_call_with_one_thing_wrong_is_refused() -> None:
+def test_wrong_call_is_refused() -> None:
+    """A call with one thing wrong is refused."""
     kernels = {
         prior: ["reference", "sdpa", "auto", *["toeplitz"] * (prior != "fire")] for prior in PRIORS
     }
@@ -136,7 +137,8 @@ def test_a_call_with_one_thing_wrong_is_refused() -> None:
             assert len(refuses(words, prior_attention, **call)) < 300
 
 
-def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
+def test_unfit_terms_are_not_added() -> None:
+    """Terms that do not fit each other are not added."""
     goat = create_prior("goat", num_heads=HEADS, train_context=8)
     t5 = create_prior("t5", num_heads=HEADS)
     refuses("part '1' of a composed prior must be", compose, goat, "ggd")
@@ -147,7 +149,8 @@ def test_terms_that_do_not_fit_each_other_are_not_added() -> None:
         goat(line, line, causal=True) + goat(Positions.line(KEYS, offset=4), line, causal=True)
 
 
-def test_a_mask_may_make_a_bidirectional_call_causal() -> None:
+def test_mask_may_make_causal() -> None:
+    """A mask may make a bidirectional call causal."""
     line, (q, k, v) = Positions.line(KEYS), torch.randn(3, 1, HEADS, KEYS, WIDTH)
     terms = create_prior("goat", num_heads=HEADS, train_context=8)(line, line, causal=True)
     masked = prior_attention(

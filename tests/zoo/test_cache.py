@@ -16,7 +16,8 @@ from zoo.decoding import LayerCache
 from zoo.priors import Prior
 
 
-def test_positions_with_padding_and_documents_go_on_across_calls() -> None:
+def test_positions_go_on_across_calls() -> None:
+    """Positions with padding and documents go on across calls."""
     segments = torch.tensor([[-1, -1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 2]])
     cache = KVCache(1)
     found = []
@@ -101,7 +102,8 @@ def next_tokens(prior: Prior, length: int, *, groups: int = 2, scaled: bool = Fa
 
 @pytest.mark.parametrize("name", LINE)
 @torch.no_grad()
-def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_row_equals_prior(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is kept is the priors own."""
     prior = make(name, num_heads=4)
     prior.add_module(
         "inner", make("ggd", num_heads=4) if name == "t5" else None
@@ -121,7 +123,8 @@ def test_a_row_that_is_kept_is_the_priors_own(name: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("name", "scaled"), [("ggd", True), ("alibi", False), ("goat", False)])
 @torch.no_grad()
-def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
+def test_far_keys_are_not_read(name: str, scaled: bool) -> None:
+    """Keys beyond the reach are not read."""
     got, expected, left_out = next_tokens(
         decaying(name), 5000, scaled=scaled, sinks=0 if scaled else 4
     )
@@ -131,7 +134,7 @@ def test_keys_beyond_the_reach_are_not_read(name: str, scaled: bool) -> None:
 
 
 @torch.no_grad()
-def test_a_key_that_takes_the_place_of_a_dropped_one_is_read() -> None:
+def test_replaced_key_is_read() -> None:
     """One huge key, at the place of one that the bound on norms had counted."""
     torch.manual_seed(0)
     prior = decaying("alibi")

@@ -34,7 +34,8 @@ def test_list_takes_a_pattern() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_141() -> None:
+def test_closed_pipe_is_141() -> None:
+    """A reader that goes away is 141."""
     words = [sys.executable, "-m", "priorzoo", "show", "text_alibi_tiny"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -42,7 +43,8 @@ def test_a_reader_that_goes_away_is_141() -> None:
     assert process.wait() == 141
 
 
-def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
+def test_names_are_printed_literally(tmp_path: Path) -> None:
+    """Names are printed as they are."""
     folder = tmp_path / "a[red]:dna:\x1b]0;t\x07"
     create_model(
         "text_alibi_tiny", num_layers=1, tokenizer="[/b]:dna:\x1b[31m.json"
@@ -54,7 +56,8 @@ def test_names_are_printed_as_they_are(tmp_path: Path) -> None:
     assert r"[/b]:dna:\x1b[31m.json" in shown.output
 
 
-def test_show_prints_parameters_of_any_size_and_the_card() -> None:
+def test_show_prints_parameters() -> None:
+    """Show prints parameters of any size and the card."""
     done = invoke("show", "text_ggd_ssmax_tiny.facts")
     total = sum(p.numel() for p in create_model("text_ggd_ssmax_tiny").parameters())
     assert done.exit_code == 0

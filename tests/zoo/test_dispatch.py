@@ -179,7 +179,7 @@ def package(monkeypatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "realised"), [(name, ("none", "lanes")[n % 2]) for n, name in enumerate(CASES)]
 )
-def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, package) -> None:
+def test_flash_equals_oracle(name: str, realised: str, package) -> None:
     """flash-attn by its documentation, and torch's kernels without it; odd widths are padded."""
     case = CASES[name]
     leaves, options = build(case, realised)
@@ -197,7 +197,7 @@ def test_flash_computes_the_oracle_where_it_serves(name: str, realised: str, pac
         )
 
 
-def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> None:
+def test_newest_flash_is_found(package, monkeypatch) -> None:
     """4 alone leaves `flash_attn` an empty package; 3 runs on compute capability 9."""
     third = ModuleType("flash_attn_interface")
     third.flash_attn_varlen_func = attend_runs
@@ -214,7 +214,7 @@ def test_the_newest_flash_attention_that_fits_is_found(package, monkeypatch) -> 
     assert find_package() == ("", MISSING)
 
 
-def test_documents_choose_the_package_and_are_found_once(package) -> None:
+def test_documents_choose_package(package) -> None:
     """All layers share the ids: they are read back from the device once, and again when they
     changed."""
     kernel = flash(None, dtypes=(DOUBLE,))
@@ -231,7 +231,8 @@ def test_documents_choose_the_package_and_are_found_once(package) -> None:
     assert choose_kernel(call, kernels) == "triton"
 
 
-def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
+def test_cuda_mask_is_said_once() -> None:
+    """A mask on cuda is said once with its reason."""
     pytest.importorskip("triton")
     for words, options in {
         "float64": {"table": True, "dtype": DOUBLE},
@@ -259,7 +260,7 @@ def test_a_mask_on_cuda_is_said_once_with_its_reason() -> None:
         "vision_goat_tiny_patch8",
     ],
 )
-def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
+def test_nothing_synchronises(name: str) -> None:
     """On "meta", which is not the default device, as CUDA is not, and whose tensors have no numbers
     to read."""
     shape, dtype = (
@@ -274,7 +275,8 @@ def test_nothing_is_made_elsewhere_or_read_back(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kernel"), [("ggd", "auto"), ("goat", "reference")])
-def test_a_call_with_documents_and_a_mask_compiles_to_one_graph(name: str, kernel: str) -> None:
+def test_masked_documents_compile(name: str, kernel: str) -> None:
+    """A call with documents and a mask compiles to one graph."""
     prior = make(name)
     line = Positions.line(300)
     x = torch.randn(2, 3, 300, 8, dtype=DOUBLE, requires_grad=True)

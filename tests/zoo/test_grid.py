@@ -105,7 +105,8 @@ def expected(prior: Prior, name: str) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -> None:
+def test_entries_by_row_and_column(name: str, options: dict) -> None:
+    """Every entry is that of its rows and columns."""
     prior = make(name, **options)
     truth = expected(prior, name)
     torch.testing.assert_close(
@@ -117,7 +118,8 @@ def test_every_entry_is_that_of_its_rows_and_columns(name: str, options: dict) -
     )
 
 
-def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
+def test_spectral2d_reach() -> None:
+    """Spectral2d reaches as far as it is told."""
     wide = create_prior(
         "goat2d", num_heads=1, rank=5, train_grid=(4, 6), reach=3.0
     ).spectral.bfloat16()
@@ -127,7 +129,8 @@ def test_spectral2d_reaches_as_far_as_it_is_told() -> None:
     assert wide.x.omega[-1].item() == pytest.approx(math.pi / 18)
 
 
-def test_priors_of_a_grid_refuse_a_line_and_half_a_grid() -> None:
+def test_grid_priors_refuse_lines() -> None:
+    """Priors of a grid refuse a line and half a grid."""
     for name in GRID:
         line = Positions.line(4)
         refuses("grid", make(name), line, line, causal=False)
@@ -147,7 +150,8 @@ def turned_by(rotary: Rotary2d, patch: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_rotary2d_turns_by_row_and_column() -> None:
+def test_rotary2d_by_row_and_column() -> None:
+    """Rotary2d turns by row and column."""
     for form in ["axial", "mixed"]:
         rotary = Rotary2d(16, num_heads=2, form=form).double()
         size = (100.0 if form == "axial" else 10.0) ** -(torch.arange(4, dtype=torch.float64) / 4)
@@ -158,7 +162,8 @@ def test_rotary2d_turns_by_row_and_column() -> None:
             torch.testing.assert_close(turned_by(rotary, n), wanted, atol=1e-12, rtol=0)
 
 
-def test_sinusoidal2d_is_that_of_each_axis() -> None:
+def test_sinusoidal2d_by_axis() -> None:
+    """Sinusoidal2d is that of each axis."""
     added = Sinusoidal2d(8)(POS, torch.zeros(1, dtype=torch.float64))
     assert added.shape == (1, POS.length, 8)
     assert (added[:, :PREFIX] == 0).all()
@@ -192,7 +197,8 @@ def lookhere_by_hand(height: int, width: int, heads: int, layer_slope: float) ->
     return found
 
 
-def test_slopes_of_lookhere_fall_with_depth() -> None:
+def test_lookhere_slopes_fall() -> None:
+    """Slopes of lookhere fall with depth."""
     ends = [create_prior("lookhere2d", num_heads=4, depth=(n, 4)).layer_slope for n in (0, 3)]
     assert ends == [1.5, 0.5]
     assert create_prior("lookhere2d", num_heads=4).layer_slope == 1.0
@@ -214,7 +220,7 @@ def test_normalised_rope_is_timms() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in list_grid_positions() if name.startswith("rope")]
 )
-def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
+def test_queries_and_keys_turn_alike(name: str) -> None:
     """⟨q_i, k_j⟩ of equal vectors is |q|² at one place, and depends on the displacement alone,
     whatever is drawn."""
     drawn = name == "rope2d_normalised"
@@ -232,7 +238,8 @@ def test_queries_and_keys_are_turned_alike_in_training(name: str) -> None:
     assert len(products) == (3 if drawn else 1)
 
 
-def test_learned_positions_are_resized_as_timm_does() -> None:
+def test_learned_positions_resize_as_timm() -> None:
+    """Learned positions are resized as timm does."""
     for grid in [(3, 5), (4, 7), (2, 9), (1, 2)]:
         resample = pytest.importorskip("timm.layers").resample_abs_pos_embed
         learned = Learned2d(6, train_grid=(HEIGHT, WIDTH))

@@ -103,7 +103,8 @@ def test_one_prior_for_all_layers(name: str) -> None:
     )
 
 
-def test_a_positive_row_scale_starts_as_the_other_and_a_decoder_has_norms_and_gates() -> None:
+def test_positive_row_scale_and_gates() -> None:
+    """A positive row scale starts as the other and a decoder has norms and gates."""
     plain, positive = (SSMax(2, train_context=64, positive=p) for p in (False, True))
     torch.testing.assert_close(positive.scales(), plain.scales())
     with torch.no_grad():
@@ -173,7 +174,7 @@ def scale_gradients(seed: int, kernel: str, dtype: torch.dtype) -> tuple[Tensor,
 @pytest.mark.parametrize(
     "kernel", ["reference", "sdpa", "toeplitz", pytest.param("triton", marks=pytest.mark.slow)]
 )
-def test_the_gradient_of_a_row_scale_is_as_good_as_rounded_queries_allow(kernel: str) -> None:
+def test_row_scale_gradient_in_bfloat16(kernel: str) -> None:
     """The rows' gradients cancel, to a hundredth of their sum or less: what rounding leaves is a
     share of that sum, and not of the gradient. It is 0.001; with δ of a rounded output it was up to
     0.2."""

@@ -94,9 +94,8 @@ COMBINED = [
 
 
 @pytest.mark.parametrize(("name", "realised", "kernel", "shape"), COMBINED)
-def test_a_mask_by_definition_with_every_gradient(
-    name: str, realised: str, kernel: str, shape: str
-) -> None:
+def test_mask_by_definition(name: str, realised: str, kernel: str, shape: str) -> None:
+    """A mask by definition with every gradient."""
     leaves, terms, options = masked(name, realised, SHAPES[shape])
     which: str | Kernel = kernel if kernel != "sdpa" else of_small_blocks("sdpa", CASES[name])
     expected = with_gradients(by_definition(leaves, terms, options), leaves)
@@ -116,9 +115,8 @@ def _heads(leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         ("lanes", {"dropout": 0.1}),
     ],
 )
-def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(
-    realised: str, options: dict
-) -> None:
+def test_auto_finds_serving_kernel(realised: str, options: dict) -> None:
+    """Kernels without a matrix refuse and auto finds one that serves."""
     leaves, given = build(Case(queries=300, keys=300), realised)
     terms = terms_of(leaves)
     call = AttentionCall(*_heads(leaves), terms, **given, **options)
@@ -134,7 +132,8 @@ def test_kernels_without_a_matrix_refuse_and_auto_finds_one_that_serves(
 
 
 @pytest.mark.parametrize(("kernel", "realised"), [("reference", "lanes"), ("sdpa", "table")])
-def test_forward_and_backward_drop_the_same_weights(kernel: str, realised: str) -> None:
+def test_dropout_agrees_in_backward(kernel: str, realised: str) -> None:
+    """Forward and backward drop the same weights."""
     leaves, options = build(Case(queries=5, keys=7, groups=2), realised)
     options["mask"] = torch.rand(1, HEADS, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.8
 

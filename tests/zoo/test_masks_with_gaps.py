@@ -31,7 +31,8 @@ def model_of(kind: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("kind", ["wrapped", "bert", "alibi", "ggd_goat", "key_bias", "fire"])
 @torch.inference_mode()
-def test_a_gap_is_refused_and_ends_are_not(kind: str) -> None:
+def test_gap_is_refused(kind: str) -> None:
+    """A gap is refused and ends are not."""
     model = model_of(kind)
     tokens = torch.arange(8)[None] + 3
     whole = model(tokens[:, 2:])[0][0]
@@ -47,7 +48,8 @@ def test_a_gap_is_refused_and_ends_are_not(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wrapped", "alibi"])
 @torch.inference_mode()
-def test_a_second_turn_with_padding_is_refused(kind: str) -> None:
+def test_second_padded_turn_is_refused(kind: str) -> None:
+    """A second turn with padding is refused."""
     model = model_of(kind)
     tokens = torch.arange(8)[None] + 3
     mask = torch.tensor([RIGHT])

@@ -49,7 +49,8 @@ def same_states(a: nn.Module, b: nn.Module) -> bool:
     ],
 )
 @torch.no_grad()
-def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
+def test_ggd_goat_is_a_sum(short: str, name: str) -> None:
+    """Ggd goat is the sum it names."""
     one = seeded(short).eval()
     other = seeded(name).eval()
     assert same_states(one, other)
@@ -71,7 +72,8 @@ def test_ggd_goat_is_the_sum_it_names(short: str, name: str) -> None:
     assert prior.spectral.alpha.any()
 
 
-def test_a_rotation_in_a_sum_turns_the_columns_that_lanes_leave() -> None:
+def test_rotation_leaves_lanes() -> None:
+    """A rotation in a sum turns the columns that lanes leave."""
     line = create_position("rope+key_bias", **LINE)
     x = torch.randn(1, 2, 4, 27)
     assert line.prior.num_lanes == 5
@@ -114,7 +116,8 @@ def test_a_method_per_layer(position, tmp_path) -> None:
     assert torch.equal(load_model(tmp_path).eval()(tokens), full)
 
 
-def test_a_method_per_layer_of_a_vision_model() -> None:
+def test_vision_method_per_layer() -> None:
+    """A method per layer of a vision model."""
     options = {"goat": {"rank": 1}}
     position = ["goat", "rope2d_axial", "ggd+key_bias", "learned"]
     model = seeded("vision_nope_tiny_patch8", position=position, position_options=options)
@@ -179,7 +182,8 @@ def test_a_registered_prior_has_models(registry, tmp_path) -> None:
     refuses(r"unknown part 'fading'.*--import FILE\.py", load_model, tmp_path)
 
 
-def test_a_grid_prior_is_a_method_of_grids_whatever_its_name(registry) -> None:
+def test_grid_prior_is_grid_method(registry) -> None:
+    """A grid prior is a method of grids whatever its name."""
     zoo.register_prior("ripples", FadingGrid)
     assert "ripples" in grid_methods()
     assert "ripples" not in line_methods()
@@ -198,7 +202,8 @@ def test_bad_registrations_are_named(registry) -> None:
         refuses(words, zoo.register_prior, name, made)
 
 
-def test_what_is_meant_by_names_of_no_method_is_said() -> None:
+def test_unknown_methods_get_hints() -> None:
+    """What is meant by names of no method is said."""
     for position in (["rope", "nope"], "rope"):
         with pytest.raises(
             ValueError, match=r"did you mean 'rope2d_axial', 'rope2d_mixed', 'rope2d_normalised'\?"
@@ -211,7 +216,7 @@ def test_what_is_meant_by_names_of_no_method_is_said() -> None:
             zoo.create_model("text_ggd_tiny", position=position)
 
 
-def test_a_method_in_a_longer_model_is_as_it_was_trained():
+def test_longer_model_keeps_method():
     """With pinned_context a key bias divides positions by the context of training, whatever the
     model's own is."""
     assert pinned_context("ggd", 64) == {}
@@ -257,7 +262,8 @@ def test_hybrids_and_windows_per_layer(tmp_path) -> None:
         refuses(words, create_position, name, options={"window": window}, **LINE)
 
 
-def test_the_window_of_local_follows_its_option():
+def test_local_window_follows_option():
+    """The window of local follows its option."""
     assert create_position("local", **LINE).window == 32
     assert (
         create_position("local+alibi", options={"local": {"train_context": 8}}, **LINE).window == 8

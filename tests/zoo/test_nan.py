@@ -74,7 +74,8 @@ def lengths(kernel: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("kernel", "call"), COMBINED)
-def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
+def test_nan_query_is_one_row(kernel: str, call: str) -> None:
+    """A query of nan is one row of nan."""
     for length in lengths(kernel):
         q, k, v = heads(length)
         row = length // 2
@@ -88,9 +89,8 @@ def test_a_query_of_nan_is_one_row_of_nan(kernel: str, call: str) -> None:
 
 @pytest.mark.parametrize("what", [1, 2], ids=["key", "value"])
 @pytest.mark.parametrize(("kernel", "call"), COMBINED)
-def test_every_row_that_sees_a_key_or_value_of_nan_is_nan(
-    kernel: str, call: str, what: int
-) -> None:
+def test_nan_key_reaches_its_rows(kernel: str, call: str, what: int) -> None:
+    """Every row that sees a key or value of nan is nan."""
     options = CALLS[call]
     for length in lengths(kernel):
         i = torch.arange(length)

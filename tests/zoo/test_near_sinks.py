@@ -76,9 +76,8 @@ def dense(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3", "gpt_neox"])
-def test_outputs_and_gradients_of_dense_attention(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equals_dense_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and gradients of dense attention."""
     model = strong(name)
     given = input_of(name, length=LENGTH)
     near = adapted(model)
@@ -139,7 +138,8 @@ def test_padding_packing_and_caches(tmp_path: Path) -> None:
     assert torch.equal(output(zoo.load_adapted(tmp_path), given), whole)
 
 
-def test_a_rotation_that_is_not_known() -> None:
+def test_unknown_rotation() -> None:
+    """A rotation that is not known."""
     model = make("modernbert")
     given = input_of("modernbert", length=LIMIT + 1)
     before = output(model, given)

@@ -38,7 +38,8 @@ def tries(
                 yield f"{name}={wrong!r}", made
 
 
-def test_a_prior_refuses_an_option_or_is_finite() -> None:
+def test_prior_options_stay_finite() -> None:
+    """A prior refuses an option or is finite."""
     for name in list_priors():
         pos = positions_for(name)
         x = inputs(pos.length)
@@ -53,7 +54,8 @@ ENCODED = [(name, {}) for name in (*ENCODINGS, *GRID_ENCODINGS)]
 ENCODED += [("rope", {"scaling": scaling, "factor": 2.0}) for scaling in SCALINGS[1:]]
 
 
-def test_an_encoding_refuses_an_option_or_is_finite() -> None:
+def test_encoding_options_stay_finite() -> None:
+    """An encoding refuses an option or is finite."""
     for name, options in ENCODED:
         method = ENCODINGS.get(name) or GRID_ENCODINGS[name]
         takes = inspect.signature(method.make).parameters

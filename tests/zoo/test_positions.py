@@ -20,7 +20,8 @@ def test_line_and_documents() -> None:
     assert Positions.documents(segments).row_index().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_parts_of_a_line_keep_their_places() -> None:
+def test_parts_keep_positions() -> None:
+    """Parts of a line keep their places."""
     segments = torch.tensor([[0, 0, 0, 4, 4, 4]])
     for part in (
         Positions.documents(segments).slice(2, 5),
@@ -44,9 +45,10 @@ def test_parts_of_a_line_keep_their_places() -> None:
         ("proportional", 1e4, 0.3, {}),
     ],
 )
-def test_rotary_scalings_are_those_of_transformers(
+def test_rotary_scalings_equal_transformers(
     scaling: str, theta: float, partial: float, more: dict
 ) -> None:
+    """Rotary scalings are those of transformers."""
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -20,7 +20,8 @@ NAME = "text_ggd_ssmax_tiny.facts"
 FILE = f"{NAME}.safetensors"
 
 
-def test_weights_have_a_card_a_place_and_their_digest() -> None:
+def test_weights_have_card_and_digest() -> None:
+    """Weights have a card a place and their digest."""
     for name in SHIPPED:
         entry = pretrained.manifest()[name]
         file = pretrained.verified_file(name)
@@ -77,7 +78,8 @@ def test_where_files_are(package: Path, tmp_path: Path, monkeypatch: pytest.Monk
     refuses("is damaged: its SHA-256 is", create_model, NAME)
 
 
-def test_a_damaged_manifest_is_an_error(package: Path) -> None:
+def test_damaged_manifest_is_error(package: Path) -> None:
+    """A damaged manifest is an error."""
     assert pretrained.manifest() == json.loads((package / "manifest.json").read_text())
     pretrained._read_manifest.cache_clear()
     (package / "manifest.json").write_text(
@@ -87,7 +89,8 @@ def test_a_damaged_manifest_is_an_error(package: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn])
-def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_other_dtype_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Weights of another dtype are refused."""
     create_model("text_ggd_tiny", num_layers=1).save_pretrained(tmp_path)
     (tmp_path / "manifest.json").unlink()
     tensors = load_file(tmp_path / "model.safetensors")

@@ -21,7 +21,7 @@ def test_every_prior_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("name", "causal"), CASES)
-def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: bool) -> None:
+def test_prior_equals_formula(name: str, causal: bool) -> None:
     """Lanes or table, multiplied out, equal the oracle up to a row constant; so do all gradients.
     No buffer is unsaved."""
     prior = make(name)
@@ -64,9 +64,8 @@ def test_realised_prior_is_the_formula_with_its_gradients(name: str, causal: boo
 
 
 @pytest.mark.parametrize(("name", "causal"), dict(CASES).items())
-def test_some_heads_of_a_prior_are_those_heads_with_their_gradients(
-    name: str, causal: bool
-) -> None:
+def test_some_heads_of_a_prior(name: str, causal: bool) -> None:
+    """Some heads of a prior are those heads with their gradients."""
     prior = make(name)
     pos = positions_for(name)
     heads = [2, 0]
@@ -123,7 +122,7 @@ def test_steep_curves_stay_finite(kernel: str) -> None:
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance * scale)
 
 
-def test_far_soft_limits_keep_their_value_and_gradients() -> None:
+def test_far_soft_limits() -> None:
     """r^8 alone is beyond float32 from 65,536 tokens on, and exp(θα) below it."""
     for soft in (65536, 1_000_000):
         prior = create_prior("ggd", num_heads=1, **limited_reach(soft=soft)["options"])
@@ -135,7 +134,8 @@ def test_far_soft_limits_keep_their_value_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-4, -1e-5])
-def test_small_row_scales_leave_steep_entries_without_gradients(scale: float) -> None:
+def test_steep_entries_without_gradients(scale: float) -> None:
+    """Small row scales leave steep entries without gradients."""
     prior = create_prior("ggd", num_heads=4)
     line = Positions.line(29)
     scales = torch.full((1, 4, 29), scale)
@@ -156,9 +156,8 @@ FORMS = [("ggd2d", {"form": form, "train_mu": True}) for form in ("isotropic", "
 @pytest.mark.parametrize(
     ("name", "options"), [*(("ggd", {"train_mu": mu}) for mu in (False, True)), *FORMS]
 )
-def test_the_jacobian_of_a_table_reduces_its_gradient_to_that_of_the_parameters(
-    name: str, options: dict
-) -> None:
+def test_table_jacobian_reduces_gradient(name: str, options: dict) -> None:
+    """The jacobian of a table reduces its gradient to that of the parameters."""
     prior = make(name, **options)
     pos = positions_for(name)
     table = prior(pos, pos, causal=False).table
@@ -196,9 +195,7 @@ def test_ggd_starts_as_bam_does() -> None:
     ("gate", "bias", "weighted"),
     [("relu", False, True), ("softplus", True, False), ("logsigmoid", True, True)],
 )
-def test_cable_has_the_gates_of_paper_code_and_forgetting_attention(
-    gate: str, bias: bool, weighted: bool
-) -> None:
+def test_cable_gates(gate: str, bias: bool, weighted: bool) -> None:
     """K[i,j] = −w_i·Σ_{j < l ≤ i} c_l entry by entry; forgetting attention's is Σ log sigmoid of
     the forget gate."""
     lives = (
@@ -275,7 +272,8 @@ def row_constant_apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(((a - b).amax(-1) - (a - b).amin(-1)).max()) / 2
 
 
-def test_priors_stay_float32_in_a_bfloat16_model() -> None:
+def test_priors_stay_float32() -> None:
+    """Priors stay float32 in a bfloat16 model."""
     for name in LINE:
         prior = make(name).to(torch.bfloat16)
         pos = Positions.line(5)
@@ -287,7 +285,7 @@ def test_priors_stay_float32_in_a_bfloat16_model() -> None:
             assert prior.omega.dtype == torch.float64
 
 
-def test_the_formula_of_a_sum_is_where_its_parameters_are() -> None:
+def test_sum_formula_on_device() -> None:
     """Fixed slopes are on the CPU for want of a parameter that tells; "meta" is not the default
     device, as CUDA is not."""
     both = compose(create_prior("alibi", num_heads=3), make("ggd")).to("meta")
@@ -300,7 +298,7 @@ def test_alibi_slopes() -> None:
     assert alibi_slopes(12).tolist()[8:] == [2 ** (-0.5 * n) for n in (1, 3, 5, 7)]
 
 
-def test_t5_buckets_are_the_published_ones() -> None:
+def test_t5_buckets_as_published() -> None:
     """Causal: exact below 16, then 16 + log(d/16)/log(128/16)·16, and the last bucket from 128
     on."""
     prior = create_prior("t5", num_heads=1)
@@ -331,7 +329,8 @@ def test_bad_options_are_named() -> None:
         refuses(message, create_prior, name, num_heads=2, **options)
 
 
-def test_where_a_prior_is_not_defined_it_says_so() -> None:
+def test_undefined_prior_says_so() -> None:
+    """Where a prior is not defined it says so."""
     pos = Positions.line(4)
     refuses("causal attention only", make("cable"), pos, pos, causal=False, x=inputs(4))
     refuses("same number of heads", compose, make("ggd"), make("ggd", num_heads=4))
@@ -348,7 +347,7 @@ def test_where_a_prior_is_not_defined_it_says_so() -> None:
         refuses("needs a 2-D prior", make(name), grid, grid, causal=True, x=inputs(4))
 
 
-def test_soft_windows_and_gentle_slopes_are_set_by_number() -> None:
+def test_soft_windows_by_number() -> None:
     """GGD with θβ = 8 is a soft window; ALiBi of mean distance μ has slopes ln(1 + 1/μ)."""
     window = create_prior("ggd", num_heads=2, init={"alpha": -8 * math.log(100.0), "beta": 8})
     matrix = window.log_prior(Positions.line(151), Positions.line(151), causal=True)

@@ -136,7 +136,7 @@ def weights_of(call: AttentionCall) -> Tensor:
     ("name", "dtype"),
     [(name, (torch.float64, torch.float32, torch.bfloat16)[n % 3]) for n, name in enumerate(CASES)],
 )
-def test_what_is_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
+def test_left_out_changes_nothing(name: str, dtype: torch.dtype) -> None:
     """Outputs and all gradients are as near to those of float64 as without leaving anything out."""
     errors = []
     # Priors' numbers sum the rounding of δ and of lanes' gradients times distances: of one draw
@@ -173,7 +173,8 @@ def kernel_skips(call: AttentionCall) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: str) -> None:
+def test_left_out_weight_is_bounded(name: str) -> None:
+    """All that is left out of a row weighs less than 2 to the minus 24."""
     call, _ = build(CASES[name], torch.float32)
     reach = reach_of(call)
     weights = weights_of(call)
@@ -187,7 +188,7 @@ def test_all_that_is_left_out_of_a_row_weighs_less_than_2_to_the_minus_24(name: 
     assert weights.masked_fill(~left_out, 0.0).sum(-1).max() < 2**-24
 
 
-def test_a_key_that_matters_far_away_is_kept() -> None:
+def test_far_important_key_is_kept() -> None:
     """One huge key at the start of the text, which every row that looks its way reads."""
     call, _ = build(Case("alibi", groups=2), torch.float32)
     with torch.no_grad():
@@ -200,7 +201,8 @@ def test_a_key_that_matters_far_away_is_kept() -> None:
 @pytest.mark.parametrize(
     ("where", "wrong"), [("q", math.nan), ("k", math.inf), ("table", math.nan), ("scale", math.inf)]
 )
-def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: float) -> None:
+def test_non_finite_leaves_nothing_out(where: str, wrong: float) -> None:
+    """Nothing is left out where a number is not finite."""
     call, _ = build(Case(ssmax=True), torch.float32)
     with torch.no_grad():
         if where == "table":
@@ -221,7 +223,8 @@ def test_nothing_is_left_out_where_a_number_is_not_finite(where: str, wrong: flo
 
 @pytest.mark.parametrize("prior", ["ggd", "alibi"])
 @torch.no_grad()
-def test_long_calls_leave_out_by_themselves(prior: str) -> None:
+def test_long_calls_skip(prior: str) -> None:
+    """Long calls leave out by themselves."""
     call, _ = build(Case(prior, queries=4096, keys=4096), torch.float32)
     call.q.mul_(0.3)
     assert choose_kernel(call) == "toeplitz"

@@ -47,9 +47,10 @@ LINES = [name for name, case in CASES.items() if case.grid is None and name != "
         ("toeplitz", "window-bidirectional", REALISED[0], many, False) for many in (7, 13)
     ],  # some rows see them alone
 )
-def test_kernel_equals_the_oracle_with_every_gradient(
+def test_kernel_equals_oracle(
     kernel: str, name: str, realised: str, sinks: int, learned: bool
 ) -> None:
+    """Kernel equals the oracle with every gradient."""
     case = CASES[name]
     leaves, options = build(case, realised)
     options |= {"sinks": sinks}
@@ -69,7 +70,7 @@ def test_kernel_equals_the_oracle_with_every_gradient(
     ("name", "realised"),
     [("everything", "both"), ("window-bidirectional", "table"), ("documents", "lanes")],
 )
-def test_the_oracle_is_attention_with_the_prior_taken_out(name: str, realised: str) -> None:
+def test_sinks_oracle_by_definition(name: str, realised: str) -> None:
     """By a bias with zeros in the columns of sinks, and a mask, document by document."""
     case = CASES[name]
     sinks = 3
@@ -106,7 +107,7 @@ def test_the_oracle_is_attention_with_the_prior_taken_out(name: str, realised: s
 @pytest.mark.parametrize(
     ("name", "realised"), [("everything", "both"), ("window", "table"), ("grouped", "lanes")]
 )
-def test_the_oracle_of_a_learned_sink_has_one_key_more(name: str, realised: str) -> None:
+def test_learned_sink_oracle(name: str, realised: str) -> None:
     """Of value 0 and with the sink's logit; where K is in lanes, that and K of the row's own
     key."""
     case = CASES[name]
@@ -132,7 +133,8 @@ def test_the_oracle_of_a_learned_sink_has_one_key_more(name: str, realised: str)
     )
 
 
-def test_biases_that_are_made_by_blocks_and_half_precision() -> None:
+def test_blocked_biases_and_half() -> None:
+    """Biases that are made by blocks and half precision."""
     prior = create_prior("fire", num_heads=2, train_context=9)
     line = Positions.line(300)
     torch.manual_seed(0)
@@ -153,7 +155,7 @@ def test_biases_that_are_made_by_blocks_and_half_precision() -> None:
 
 @pytest.mark.parametrize("name", ["ggd", "alibi", "goat"])
 @pytest.mark.parametrize("documents", [False, True])
-def test_the_work_stays_that_of_the_reach(name: str, documents: bool) -> None:
+def test_sinks_keep_reach(name: str, documents: bool) -> None:
     """As many logits are left out as without sinks, and outputs and gradients are those of all
     logits."""
     prior = decaying(name).float()
@@ -195,7 +197,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "realised"),
     some([("everything", "both"), ("offset", "table"), ("grouped", "lanes")], 2),
 )
-def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tiles: None) -> None:
+def test_fused_kernel_equals_oracle(name: str, realised: str, small_tiles: None) -> None:
+    """The fused kernel equals the oracle."""
     leaves, options = build(CASES[name], realised)
     low = {key: leaf.detach().to(DEVICE).float().requires_grad_() for key, leaf in leaves.items()}
     exact = {key: leaf.detach().double().cpu().requires_grad_() for key, leaf in low.items()}
@@ -213,7 +216,7 @@ def test_the_fused_kernel_equals_the_oracle(name: str, realised: str, small_tile
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: None) -> None:
+def test_fused_kernel_skips_and_trains(small_tiles: None) -> None:
     """A law that decays, whose constant no log-sum-exp may lose; decoding, whose splits are
     joined."""
     prior = decaying("ggd").float().to(DEVICE)
@@ -248,7 +251,7 @@ def test_the_fused_kernel_leaves_out_and_trains_laws_and_scales(small_tiles: Non
     ["ggd", "ggd_goat", "local", "cable", "key_bias+alibi+sink", ["alibi+sink", "local"]],
 )
 @torch.no_grad()
-def test_a_cache_goes_on_where_the_sinks_were(position: str | list[str]) -> None:
+def test_cache_keeps_sinks(position: str | list[str]) -> None:
     """Chunks and single tokens of packed and padded rows, on whole texts, whose last rows would
     differ without sinks."""
     torch.manual_seed(0)
@@ -283,7 +286,8 @@ def test_a_cache_goes_on_where_the_sinks_were(position: str | list[str]) -> None
             torch.testing.assert_close(out, whole[:, part], atol=1e-4, rtol=1e-4)
 
 
-def test_a_saved_model_has_them_and_a_row_scale_counts_them(tmp_path) -> None:
+def test_saved_model_has_sinks(tmp_path) -> None:
+    """A saved model has them and a row scale counts them."""
     model = create_model(
         "text_local_ssmax_tiny", train_context=16, position_options={"sinks": 4}
     ).eval()

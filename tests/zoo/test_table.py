@@ -17,7 +17,8 @@ from zoo.priors.table import IMPOSSIBLE, Table
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 7)])
-def test_a_table_of_numbers_and_of_a_function(shape: tuple[int, ...]) -> None:
+def test_table_by_numbers_or_function(shape: tuple[int, ...]) -> None:
+    """A table of numbers and of a function."""
     numbers = np.random.default_rng(0).random(shape)
     table = Table(2, values=numbers)
     assert torch.equal(table.values, torch.from_numpy(numbers).expand(2, -1).float())
@@ -53,7 +54,8 @@ def test_beyond_the_last_distance(beyond: str, expected: list[float]) -> None:
     )
 
 
-def test_without_numbers_a_table_is_learned() -> None:
+def test_table_is_learned() -> None:
+    """Without numbers a table is learned."""
     model = create_model("text_table_tiny", num_layers=1, train_context=20)
     prior = model.layers[0].attention.prior
     assert prior.values.shape == (4, 20)
@@ -84,7 +86,8 @@ def test_bad_tables_are_named() -> None:
     ],
 )
 @torch.no_grad()
-def test_a_saved_model_needs_no_numbers(name: str, options: dict[str, Any], tmp_path) -> None:
+def test_saved_table_needs_no_numbers(name: str, options: dict[str, Any], tmp_path) -> None:
+    """A saved model needs no numbers."""
     model = create_model(f"text_{name}_tiny", num_layers=2, position_options=options).eval()
     tokens = torch.randint(0, 256, (2, 40))
     expected = model(tokens)

@@ -45,7 +45,7 @@ def small_tiles(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "realised"), some(RUNS, 6))
-def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
+def test_fused_kernel_equals_oracle(name, realised):
     """A logit is a sum of some 20 products, a gradient one of some 100 weights, each rounded: 2^−24
     of the largest value for each, in the worst case; rounding errors of logits multiply all that
     follows from them."""
@@ -70,7 +70,7 @@ def test_fused_kernel_equals_the_oracle_with_every_gradient(name, realised):
     ("name", "causal"),
     some([(n, c) for n in LINE for c in causal_modes(n)] + [(n, False) for n in GRID], 4),
 )
-def test_every_prior_with_gradients_of_its_parameters(name, causal):
+def test_every_prior_with_gradients(name, causal):
     """A prior registered today is covered today, GGD as a parametric table; a dense bias is refused
     with the reason."""
     prior = make(name, num_heads=2).to(DEVICE).float()
@@ -102,7 +102,7 @@ def test_every_prior_with_gradients_of_its_parameters(name, causal):
     "name", some([name for name in list_positions() if name not in ("fire", "scale_invariant")], 3)
 )
 @torch.no_grad()
-def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
+def test_decoding_equals_forward(name, monkeypatch):
     """Documents on grouped heads: a prompt, a few tokens, one at a time, against all of them at
     once by torch's kernel.
 
@@ -130,7 +130,7 @@ def test_decoding_with_a_cache_is_the_whole_forward_pass(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", some([torch.float32, torch.bfloat16], 1))
-def test_the_last_of_t5s_numbers_is_minus_the_others(dtype):
+def test_t5_last_number(dtype):
     """The gradient of the bucket of far keys follows from the others', as exactly as if its
     diagonals were walked."""
     prior = make("t5", num_heads=1, num_buckets=8, max_distance=7).to(DEVICE).float()

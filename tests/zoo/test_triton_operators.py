@@ -91,7 +91,7 @@ def arguments(call: AttentionCall, monkeypatch: pytest.MonkeyPatch) -> tuple:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lanes", "parametric"])
-def test_operators_keep_the_rules_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_keep_torch_rules(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mutated or aliased, fake tensors have the real shapes and strides, and autograd
     has its place."""
     call = call_of(
@@ -139,7 +139,7 @@ def test_decoding_compiles_in_one_graph() -> None:
 
 
 @pytest.mark.slow
-def test_few_queries_in_splits_of_keys() -> None:
+def test_few_queries_split_keys() -> None:
     """A logit is a sum of some 20 products, an output one of some 100 weights, each rounded: 2^−24
     for each."""
     call = call_of(
@@ -171,7 +171,7 @@ def far_apart(count: int, width: int, stride: int, path: Path) -> list[Tensor]:
     ]
 
 
-def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
+def test_rows_past_32_bits(tmp_path: Path) -> None:
     """Rows of 2^26 numbers: the 33rd starts at 2^31, as the 524289th of 4096 numbers does."""
     call = call_of(Case(36, 36), "none", heads=1, width=16)
     call = replace(call, q=call.q[:1].bfloat16(), k=call.k[:1].bfloat16(), v=call.v[:1].bfloat16())
@@ -199,7 +199,8 @@ def test_rows_may_lie_past_the_range_of_32_bits(tmp_path: Path) -> None:
     )
 
 
-def test_codes_are_those_of_the_table_and_reach_beyond_the_last_block() -> None:
+def test_table_codes_beyond_block() -> None:
+    """Codes are those of the table and reach beyond the last block."""
     place = Positions.grid(5, 7, num_prefix=2)
     q = torch.zeros(1, 1, 37, 8, device=DEVICE)
     call = AttentionCall(

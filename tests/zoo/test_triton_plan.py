@@ -96,7 +96,8 @@ def needed_tiles(plan: Plan) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(CASES, 8))
-def test_what_is_left_out_is_below_the_budget(name: str) -> None:
+def test_left_out_below_budget(name: str) -> None:
+    """What is left out is below the budget."""
     call = call_of(name)
     plan = plan_of(call)
     weights = weights_of(call)
@@ -122,7 +123,7 @@ def test_what_is_left_out_is_below_the_budget(name: str) -> None:
 @pytest.mark.parametrize(
     "where, value", [("q", math.nan), ("k", math.inf), ("query_scale", math.inf)]
 )
-def test_a_tile_with_nan_or_infinity_is_needed(where: str, value: float) -> None:
+def test_nonfinite_tile_is_needed(where: str, value: float) -> None:
     """By all queries, one of keys; with all keys, one of queries."""
     call = build(Case(queries=100, keys=200, ssmax=True), torch.float32)[0]
     wrong = getattr(call, where).detach().clone()

@@ -43,9 +43,12 @@ __all__ = [
     "save_adapted",
 ]
 
-# Imported when somebody asks for them: training does not.
-_ELSEWHERE = dict.fromkeys(("adapt", "load_adapted", "save_adapted"), "zoo.adapters") | {
-    "compose": "zoo.priors.compose"
+# Imported at the first use: training does not need them.
+_ELSEWHERE = {
+    "adapt": "zoo.adapters",
+    "load_adapted": "zoo.adapters",
+    "save_adapted": "zoo.adapters",
+    "compose": "zoo.priors.compose",
 }
 
 
@@ -63,16 +66,18 @@ class _TorchvisionOperators(MetaPathFinder):
     looks for are declared, which nothing here calls.
     """
 
-    library: ClassVar[torch.library.Library]  # the declarations live as long as it
+    # The declarations live as long as it.
+    library: ClassVar[torch.library.Library]
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name != "torchvision":
             return
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
+        folders = spec.submodule_search_locations if spec is not None else None
         try:
-            for place in (spec and spec.submodule_search_locations) or ():
-                for file in Path(place).glob("_C*.so"):
+            for folder in folders or ():
+                for file in Path(folder).glob("_C*.so"):
                     torch.ops.load_library(str(file))
         except OSError:
             type(self).library = torch.library.Library("torchvision", "FRAGMENT")

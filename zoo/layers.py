@@ -204,7 +204,8 @@ class Attention(nn.Module):
             most_heads = max(dim // (prior.num_lanes + 8), 1)
             raise ValueError(
                 f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves "
-                f"none for content; use at most {most_heads} heads for dim={dim}, or lanes='beside'"
+                f"none for content; use at most {most_heads} heads for dim={dim}, "
+                "or lanes='beside'"
             )
         self.prior = prior
         self.rotary = rotary

@@ -184,7 +184,7 @@ def grid_methods() -> dict[str, Method]:
     methods = {"nope": Method("prior", "uniform"), "sink": Method("prior", "sink")}
     for name in PRIORS:
         if on_grid(name):
-            by_rule = {_grid_method(name): {}}
+            by_rule: dict[str, Options] = {_grid_method(name): {}}
             for method, fixed in GRID_NAMES.get(name, by_rule).items():
                 methods[method] = Method("prior", name, fixed)
     return methods | GRID_ENCODINGS
@@ -393,17 +393,17 @@ def pinned_context(name: str, train_context: int) -> Options:
     or whose window that is.
     """
     if name in HYBRIDS:
-        methods, defaults = HYBRIDS[name]
+        layer_names, defaults = HYBRIDS[name]
         options: Options = {}
-        for method in methods:
-            if method in defaults:
+        for layer_name in layer_names:
+            if layer_name in defaults:
                 # A share becomes the number of tokens that it was.
-                tokens = round(defaults[method]["window"] * train_context)
-                pinned = {"window": tokens}
+                tokens = round(defaults[layer_name]["window"] * train_context)
+                pinned: Options = {"window": tokens}
             else:
-                pinned = pinned_context(method, train_context)
+                pinned = pinned_context(layer_name, train_context)
             if pinned:
-                options[method] = pinned
+                options[layer_name] = pinned
         return options
     parts = _parts(name, line_methods(), {})
     for part, method in parts.items():

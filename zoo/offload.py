@@ -1,5 +1,4 @@
-"""Weights that accelerate keeps on the CPU or on disk, which are loaded for the call of their module
-alone.
+"""Weights that accelerate keeps on the CPU or on disk, and loads for the call of their module.
 
 A prior is used by other methods than `forward` too (tables, biases, caches), and so is the
 embedding of a tied head: `loaded` has their weights in memory for a block of code.

@@ -47,8 +47,6 @@ MOST_CHARACTERS = 1 << 28
 _DOCUMENTS = 0
 _WINDOWS = 1
 _MIX = 2
-
-
 # Raise it when the files or the rules of splitting and tokenising change.
 _FORMAT = 2
 _FILES = ("tokens.npy", "offsets.npy", "corpus.json")
@@ -125,17 +123,8 @@ def tokenize_corpus(
                     stacklevel=2,
                 )
                 shutil.rmtree(folder, ignore_errors=True)
-    documents: Iterable[Document] = islice(_documents_of_split(source, split), limit)
-    if not source.paths or sum(path.stat().st_size for path in source.paths) >= _BAR_FROM_BYTES:
-        from rich.progress import track
-
-        documents = track(
-            documents,
-            f"tokenising {source.spec}, documents",
-            transient=True,
-            show_speed=True,
-        )
-    corpus = corpus_of(documents, tokenizer)
+    documents = islice(_documents_of_split(source, split), limit)
+    corpus = corpus_of(_with_progress(documents, source), tokenizer)
     if not len(corpus):
         if split == "train":
             advice = "'?split=train' behind it trains on all of it"
@@ -157,6 +146,20 @@ def _documents_of_split(source: Source, split: str) -> Iterator[Document]:
     for document in source:
         if split == "all" or document_split(document) == split:
             yield document
+
+
+def _with_progress(documents: Iterable[Document], source: Source) -> Iterable[Document]:
+    """The documents, behind a progress bar if the source is large or a stream."""
+    if source.paths and sum(path.stat().st_size for path in source.paths) < _BAR_FROM_BYTES:
+        return documents
+    from rich.progress import track
+
+    return track(
+        documents,
+        f"tokenising {source.spec}, documents",
+        transient=True,
+        show_speed=True,
+    )
 
 
 def corpus_of(documents: Iterable[Document], tokenizer: Tokenizer) -> TokenCorpus:

@@ -54,8 +54,8 @@ class Wording(NamedTuple):
     def names_subject_first(self) -> bool:
         """Whether the statement has before its value all that the question names."""
         before = self.statement.partition("|")[0]
-        asked = [word for word in ("{name}", "{noun}") if word in self.question]
-        return all(word in before for word in asked)
+        placeholders = [word for word in ("{name}", "{noun}") if word in self.question]
+        return all(word in before for word in placeholders)
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def draw_facts(
         value = draw_value_kind(rng, grammar)
     facts: list[Fact] = []
     # Questions, and what tells a statement from others: two wordings may state alike.
-    taken: set[str] = set()
+    earlier: set[str] = set()
     for _ in range(TRIES * count):
         if not facts or not alike:
             wording, kind = _draw_wording(rng, grammar, text, 2 * count if alike else 0)
@@ -329,9 +329,9 @@ def draw_facts(
         question = wording.question.format(name=name, noun=noun)
         before, after = statement.split("|")
         subject = before if wording.names_subject_first else statement
-        if question in taken or subject in taken:
+        if question in earlier or subject in earlier:
             continue
-        taken.update((question, subject))
+        earlier.update((question, subject))
         sentence = (
             _sentence(opening, before),
             " " + draw_value(rng, grammar, value),

@@ -43,7 +43,8 @@ def build(name: str, options: Mapping[str, object], data: TextDataConfig) -> Zoo
 def _open_outside(name: str) -> tuple[nn.Module, bool]:
     """A causal LM of transformers; a folder of our own format is the zoo's model again, behind the
     folder's tokenizer."""
-    import modalities.text.hf  # noqa: F401  the Auto classes know the format then
+    # Imported so that the Auto classes know our format.
+    import modalities.text.hf  # noqa: F401
     from modalities.decoder.outside import OutsideDecoder, open_causal_lm
 
     model = open_causal_lm(name)

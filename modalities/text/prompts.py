@@ -206,18 +206,18 @@ class Template:
             statements = [_encode(sentence, tokenizer) for sentence in sentences]
             question = _encode(question_parts[:-1], tokenizer)
             answer = tokenizer.encode(question_parts[-1])
-            taken = sum(map(len, [first, *statements, question]))
+            word_tokens = sum(map(len, [first, *statements, question]))
             if self.name != "bam":
-                taken += len(answer)
-            if taken <= length:
+                word_tokens += len(answer)
+            if word_tokens <= length:
                 break
-            least = min(least, taken)
+            least = min(least, word_tokens)
         else:
             words = f"template {self.name!r} with facts={self.facts}"
             raise ValueError(
                 f"length {length} is too short for {words}: its words take {least} tokens"
             )
-        hay, place, free = self._lay_hay(length - taken, depth, rng, tokenizer, haystack)
+        hay, place, free = self._lay_hay(length - word_tokens, depth, rng, tokenizer, haystack)
         places = [place] + [int(pick(rng, free)) for _ in statements[1:]]
         parts = list(zip(places, statements, strict=True))
         # At one place statements stand in random order.
@@ -297,12 +297,12 @@ def state_facts(
         pairs.append((np.concatenate([question, answer[:spaces]]), answer[spaces:]))
     longest_pair = max(len(question) + len(answer) for question, answer in pairs)
     # With BOS.
-    taken = 1 + sum(map(len, statements)) + longest_pair
-    if taken >= length:
+    word_tokens = 1 + sum(map(len, statements)) + longest_pair
+    if word_tokens >= length:
         raise ValueError(
-            f"length {length} is too short for {count} facts: their words take {taken} tokens"
+            f"length {length} is too short for {count} facts: their words take {word_tokens} tokens"
         )
-    hay = text[: length - taken]
+    hay = text[: length - word_tokens]
     ends = sentence_ends(hay, tokenizer)
     places = [_nearest(ends, depth) for depth in np.linspace(0, len(hay), count)]
     # BOS, then hay and statements by turns.
@@ -310,8 +310,8 @@ def state_facts(
     pieces += insert(hay, list(zip(places, statements, strict=True)))
     is_hay = [np.full(len(piece), n % 2 == 1) for n, piece in enumerate(pieces)]
     statement_ends = np.cumsum([len(piece) for piece in pieces])[2::2].tolist()
-    stated = [StatedFact(end, *pair) for end, pair in zip(statement_ends, pairs, strict=True)]
-    return np.concatenate(pieces).astype(np.int64), np.concatenate(is_hay), stated
+    stated_facts = [StatedFact(end, *pair) for end, pair in zip(statement_ends, pairs, strict=True)]
+    return np.concatenate(pieces).astype(np.int64), np.concatenate(is_hay), stated_facts
 
 
 def _nearest(places: np.ndarray, place: float) -> int:

@@ -207,11 +207,11 @@ class Perplexity(TextEvaluator[PerplexitySettings]):
             stretches = [c for c in cells.values() if c["length"] == length]
             tokens = sum(c["tokens"] for c in stretches)
             nll = sum(c["nll_sum"] for c in stretches) / tokens
-            observed = [
+            observations = [
                 Observed(length, str(c["document"]), "nll", c["nll_sum"], c["tokens"])
                 for c in stretches
             ]
-            documents = scores_by_unit(observed)[length, "nll"]
+            documents = scores_by_unit(observations)[length, "nll"]
             error = standard_error(np.array(list(documents.values())))
             # Bits per byte of one nat per token.
             bits = tokens / math.log(2) / sum(c["bytes"] for c in stretches)

@@ -220,10 +220,10 @@ class Recall(TextEvaluator[RecallSettings]):
             yield Observed(length, unit, "seconds", value["seconds"], 1.0)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        observed: list[Observed] = []
+        observations: list[Observed] = []
         for name, cell in cells.items():
-            observed += self.observed(name, cell)
-        scores = scores_by_unit(observed)
+            observations += self.observed(name, cell)
+        scores = scores_by_unit(observations)
         rows: dict[int, Row] = {}
         for score in self.scores:
             for (length, column), units in scores.items():

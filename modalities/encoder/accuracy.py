@@ -190,13 +190,11 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
         return control if control in self.extra_controls else ""
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
-        by_control = {
-            control: by_shape(
-                cell for name, cell in cells.items() if self._control_of(name) == control
-            )
-            for control in ("", *self.extra_controls)
-        }
-        points = by_control.pop("")
+        by_control: dict[str, list[CellValue]] = {"": []}
+        for name, cell in cells.items():
+            by_control.setdefault(self._control_of(name), []).append(cell)
+        shapes = {control: by_shape(values) for control, values in by_control.items()}
+        points = shapes.pop("")
         trained = next(measured for measured in points.values() if measured[0]["trained"])
         trained_top1 = self._row(trained)["top1"]
         rows: list[Row] = []
@@ -209,9 +207,9 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
                 controls["reduced"] = max(map(_right, smaller), key=np.mean)
                 if all("logits" in cell for cell in measured):
                     controls["multi_scale"] = _mean_of_sizes([*smaller, measured])
-            for control, shapes in by_control.items():
-                if shape in shapes:
-                    controls[control] = _right(shapes[shape])
+            for control, control_cells in shapes.items():
+                if shape in control_cells:
+                    controls[control] = _right(control_cells[shape])
             rows.append(row | _gains(measured, controls))
             smaller.append(measured)
         return rows

@@ -15,22 +15,21 @@ elements, or one head's 64 × S if that is larger.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.attention.call import ALIGNMENT, AttentionCall, aligned, fold_keys, fold_queries
+from zoo.attention.blocks import Block, plan_blocks, shorten_blocks, split_blocks
+from zoo.attention.call import AttentionCall, aligned, fold_keys, fold_queries
 from zoo.attention.heads import pad_heads, repeat_heads
-from zoo.attention.masks import needs_mask, refuses_matrix, single_documents
+from zoo.attention.masks import needs_mask, refuses_matrix
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, Reach, find_reach
 from zoo.attention.sinks import attend_with_sinks
 from zoo.attention.tracing import has_values
 from zoo.attention.workspace import Workspace
-from zoo.positions import document_starts
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -197,152 +196,6 @@ def _reversed_mask(call: AttentionCall, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(len(distance), dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
-@dataclass(frozen=True)
-class Block:
-    """Queries [lo, hi) of batch rows `batch` and heads `heads`, and the keys [first, last) visible
-    to at least one of them.
-
-    `mixed`: the block holds several documents, so document ids must be compared.
-    """
-
-    batch: slice
-    heads: slice
-    lo: int
-    hi: int
-    first: int
-    last: int
-    mixed: bool = False
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.lo, self.hi)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.first, self.last)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch rows, heads, queries, keys)."""
-        batch = self.batch.stop - self.batch.start
-        heads = self.heads.stop - self.heads.start
-        return batch, heads, self.hi - self.lo, self.last - self.first
-
-
-def plan_blocks(
-    call: AttentionCall, rows: int, one_block: int, reach: Reach | None = None
-) -> list[Block]:
-    """Blocks of at most `rows` queries covering the call, without key ranges that no query of the
-    block sees, or needs.
-
-    A batch of several documents with at most `one_block` logits per head is compared id by id, a
-    longer one cut row by row.
-    """
-    if reach is not None:
-        return _narrowed(plan_blocks(call, rows, one_block), reach)
-    every = slice(0, call.q.shape[0])
-    if call.segments is None:
-        return _cut(call, every, (0, call.num_queries), rows)
-    single = single_documents(call.segments)
-    if bool(single.all()):
-        return _cut(call, every, (0, call.num_queries), rows)
-    if call.num_queries * call.num_keys <= one_block:
-        return _cut(call, every, (0, call.num_queries), rows, mixed=True)
-    blocks: list[Block] = []
-    for row, whole in enumerate(single.tolist()):
-        batch = slice(row, row + 1)
-        ids = call.segments[row]
-        starts = document_starts(ids).nonzero().flatten()
-        recurs = ids[starts].unique().numel() != starts.numel()
-        if whole or recurs:
-            blocks += _cut(call, batch, (0, call.num_queries), rows, mixed=recurs)
-            continue
-        bounds = torch.cat([starts, starts.new_tensor([call.num_keys])])
-        for lo in range(0, call.num_queries, rows):
-            hi = min(lo + rows, call.num_queries)
-            ends = starts.new_tensor([lo + call.offset, hi + call.offset - 1])
-            low, high = torch.searchsorted(bounds, ends, right=True).tolist()
-            keys = (int(bounds[low - 1]), int(bounds[high]))
-            blocks += _cut(call, batch, (lo, hi), rows, mixed=low != high, keys=keys)
-    return blocks
-
-
-def _cut(
-    call: AttentionCall,
-    batch: slice,
-    queries: tuple[int, int],
-    rows: int,
-    *,
-    mixed: bool = False,
-    keys: tuple[int, int] | None = None,
-) -> list[Block]:
-    """Cut queries [start, stop) in blocks of `rows`; keys are those in `keys`, the window and the
-    causal past."""
-    begin, end = keys or (0, call.num_keys)
-    blocks = []
-    for lo in range(*queries, rows):
-        hi = min(lo + rows, queries[1])
-        first = begin
-        last = end
-        if call.window is not None:
-            first = max(first, lo + call.offset - call.window + 1)
-            last = min(last, hi + call.offset + call.window - 1)
-        if call.causal:
-            last = min(last, hi + call.offset)
-        if call.terms.q_lanes is not None:
-            first = max(first - max(first, 0) % ALIGNMENT, begin)
-        blocks.append(Block(batch, slice(0, call.q.shape[1]), lo, hi, max(first, 0), last, mixed))
-    return blocks
-
-
-def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
-    """Blocks of the heads, next to each other, that need the same keys."""
-    narrow = []
-    for block in blocks:
-        for row in range(block.batch.start, block.batch.stop):
-            start = 0
-            for needs, group in groupby(reach.of_rows(row, block.lo, block.hi)):
-                stop = start + len(list(group))
-                part = replace(
-                    block,
-                    batch=slice(row, row + 1),
-                    heads=slice(start, stop),
-                    first=max(needs[0], block.first),
-                    last=min(needs[1], block.last),
-                )
-                narrow.append(part)
-                start = stop
-    return narrow
-
-
-def _shortened(call: AttentionCall, sizes: ToeplitzKernel, blocks: list[Block]) -> Iterator[Block]:
-    """Blocks with fewer queries, but `least_rows`, where one head has more than `one_head`
-    logits."""
-    for block in blocks:
-        most_rows = sizes.one_head // max(1, block.last - block.first)
-        rows = max(sizes.least_rows, min(sizes.backward_rows, most_rows))
-        for lo in range(block.lo, block.hi, rows):
-            hi = min(lo + rows, block.hi)
-            last = min(block.last, hi + call.offset) if call.causal else block.last
-            yield replace(block, lo=lo, hi=hi, last=last)
-
-
-def _pieces(blocks: Iterable[Block], limit: int) -> Iterator[Block]:
-    """Blocks cut by batch rows, then by heads, until each has at most `limit` logits, or one
-    head."""
-    for block in blocks:
-        _, num_heads, queries, keys = block.shape
-        one_head = queries * keys
-        whole = one_head * num_heads <= limit
-        rows = max(1, limit // (one_head * num_heads)) if whole else 1
-        step = num_heads if whole else max(1, limit // one_head)
-        for row in range(block.batch.start, block.batch.stop, rows):
-            for head in range(block.heads.start, block.heads.stop, step):
-                batch = slice(row, min(row + rows, block.batch.stop))
-                heads = slice(head, min(head + step, block.heads.stop))
-                yield replace(block, batch=batch, heads=heads)
-
-
 class _Bias:
     """The log-prior of any block from O(T + S) values: `table` with hidden distances at −∞, or,
     with a row scale, table and mask separately (0 · −∞ = NaN)."""
@@ -453,7 +306,7 @@ class _Job:
         written = bias.scale is not None or any(block.mixed for block in blocks)
         # A bias that is a view takes no memory, whatever the block's size.
         limit = 4 * sizes.workspace if written else q.shape[0] * q.shape[1] << 40
-        for block in _pieces(blocks, limit):
+        for block in split_blocks(blocks, limit):
             queries_of = (block.batch, block.heads, block.rows)
             keys_of = (block.batch, block.heads, block.keys)
             buffer = None
@@ -479,7 +332,7 @@ class _Job:
         v = v.to(wide).contiguous()
         weights = []
         blocks = plan_blocks(self.call, self.sizes.kept_rows(self.call), self.sizes.one_block)
-        for block in _pieces(blocks, self.sizes.workspace):
+        for block in split_blocks(blocks, self.sizes.workspace):
             queries_of = (block.batch, block.heads, block.rows)
             keys_of = (block.batch, block.heads, block.keys)
             qb = q[queries_of].flip(2).to(wide).flatten(0, 1)
@@ -526,7 +379,7 @@ class _Job:
         dp_space = Workspace(wide)
         ds_space = Workspace(wide)
         padded = None
-        blocks = _pieces(self._backward_blocks(bool(weights)), sizes.workspace)
+        blocks = split_blocks(self._backward_blocks(bool(weights)), sizes.workspace)
         for index, block in enumerate(blocks):
             heads = block.heads
             queries_of = (block.batch, heads, block.rows)
@@ -592,7 +445,13 @@ class _Job:
             rows = max(sizes.least_rows, min(sizes.backward_rows, sizes.one_head // call.num_keys))
             return plan_blocks(call, rows, sizes.one_block)
         blocks = plan_blocks(call, sizes.backward_rows, sizes.one_block, self.reach)
-        return _shortened(call, sizes, blocks)
+        return shorten_blocks(
+            call,
+            blocks,
+            least_rows=sizes.least_rows,
+            most_rows=sizes.backward_rows,
+            one_head=sizes.one_head,
+        )
 
 
 def _weights(bias: _Bias, block: Block, q: Tensor, k: Tensor, out: Tensor) -> Tensor:

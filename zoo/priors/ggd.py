@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,13 +21,20 @@ EPSILON = 1e-5
 STEEP = 1e4
 LOWEST = -1e30
 
-# How θα and θβ of H heads start, by what BAM's released code and paper call it.
-INITS: dict[str, Callable[[int], tuple[Tensor, Tensor]]] = {
-    "uniform": lambda heads: (torch.zeros(heads), torch.zeros(heads)),
-    "alibi": lambda heads: (alibi_slopes(heads).log().float(), torch.ones(heads)),
-    "linear": lambda heads: (alibi_slopes(heads).log().float(), torch.linspace(0, 1, heads)),
-    "sampled": lambda heads: (torch.randn(heads), torch.randn(heads)),
-}
+# How θα and θβ start, by what BAM's released code and paper call it.
+INITS = ("uniform", "alibi", "linear", "sampled")
+
+
+def _start(init: str, num_heads: int) -> tuple[Tensor, Tensor]:
+    """(H,) θα and θβ of one of INITS."""
+    if init == "uniform":
+        return torch.zeros(num_heads), torch.zeros(num_heads)
+    if init == "sampled":
+        return torch.randn(num_heads), torch.randn(num_heads)
+    log_slopes = alibi_slopes(num_heads).log().float()
+    if init == "linear":
+        return log_slopes, torch.linspace(0, 1, num_heads)
+    return log_slopes, torch.ones(num_heads)
 
 
 def _curve(alpha: Tensor, beta: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +147,7 @@ class Ggd(TablePrior):
             beta = torch.full((num_heads,), float(init.get("beta", 0)))
             mu = torch.full((num_heads,), float(init.get("mu", 0)))
         elif init in INITS:
-            alpha, beta = INITS[init](num_heads)
+            alpha, beta = _start(init, num_heads)
         else:
             raise ValueError(f"unknown init {init!r} of a ggd prior; {nearest(str(init), INITS)}")
         self.theta_alpha = nn.Parameter(alpha, requires_grad=train_alpha)

@@ -30,8 +30,8 @@ from torch import nn
 
 import zoo
 from modalities.cost import keep_freed_tensors
-from modalities.decoder.tokenizers import check_place, split_arm
 from modalities.settings import check_choice, counts, option
+from modalities.tokenizers.outside import check_place, split_arm
 from recipes.commands import (
     CommandError,
     call,

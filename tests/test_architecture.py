@@ -41,7 +41,7 @@ STRANGERS += [
     if one != other
 ]
 # What modalities share names none of them.
-SHARED = ["decoder", "encoder"]
+SHARED = ["decoder", "encoder", "tokenizers"]
 STRANGERS += [
     (f"modalities/{room}/", f"modalities/{name}/")
     for room in SHARED

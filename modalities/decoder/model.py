@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from modalities.contract import Cost
 from modalities.cost import activation_numbers
 from modalities.decoder.generation import generate
-from modalities.decoder.tokenizers import save_copy, use_copy
 from modalities.starts import check_start, deviation, start_weights
+from modalities.tokenizers.copies import save_copy, use_copy
 from zoo.attention.call import Kernel
 from zoo.attention.masks import single_documents
 from zoo.attention.tracing import has_values

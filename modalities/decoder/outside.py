@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
+from modalities.tokenizers.outside import call_transformers, open_tokenizer, split_arm
 from zoo.adapters import ADAPTER, is_adapted, load_adapted
 from zoo.adapters.layer import attending_by, has_priors
 from zoo.attention.call import AttentionCall
@@ -325,7 +325,7 @@ class OutsideDecoder(nn.Module):
 
 def open_causal_lm(name: str) -> PreTrainedModel:
     """The causal LM in a folder or repository, with its priors where `zoo.adapt` gave it some.
-    Errors as in `opened`.
+    Errors as in `call_transformers`.
 
     Settings behind the name, FOLDER@KEY=VALUE,…, change it as in `open_released`; `adapter` puts an
     adapter folder on it. An adapter folder by itself is opened on the base that it names.
@@ -333,7 +333,7 @@ def open_causal_lm(name: str) -> PreTrainedModel:
     # A missing tokenizer is reported before the weights are read.
     open_tokenizer(name)
     folder, settings = split_arm(name)
-    return opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=True))
+    return call_transformers(folder, "causal LM", lambda _: load_arm(folder, settings, merge=True))
 
 
 def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTrainedModel:

@@ -23,9 +23,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideConfig, OutsideDecoder, open_causal_lm
-from modalities.decoder.tokenizers import make_fast, open_tokenizer, spells
 from modalities.dna.model import DnaDecoder
-from modalities.dna.tokenizers import KmerTokenizer, OutsideTokenizer, decode, load_tokenizer
+from modalities.dna.tokenizers import KmerTokenizer, OutsideDnaTokenizer, decode, load_tokenizer
+from modalities.tokenizers.outside import make_fast, open_tokenizer, spells
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
@@ -90,7 +90,7 @@ def wrap(model: DnaDecoder) -> PriorzooDnaForCausalLM:
 @dataclass(frozen=True)
 class OutsideDnaConfig(OutsideConfig):
     """`OutsideConfig` with what DNA's evaluators ask; `vocab_size` is that of
-    `OutsideTokenizer`."""
+    `OutsideDnaTokenizer`."""
 
     num_targets: int = 4
     strands: str = "one"
@@ -105,7 +105,7 @@ class OutsideDnaDecoder(OutsideDecoder):
     """
 
     config: OutsideDnaConfig
-    # (vocab_size,) as in `OutsideTokenizer`.
+    # (vocab_size,) as in `OutsideDnaTokenizer`.
     library_ids: Tensor
     # The library's ids of what is no target.
     others: Tensor
@@ -113,7 +113,7 @@ class OutsideDnaDecoder(OutsideDecoder):
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         super().__init__(model, name)
         tokenizer = load_tokenizer(self.config.tokenizer)
-        assert isinstance(tokenizer, OutsideTokenizer)
+        assert isinstance(tokenizer, OutsideDnaTokenizer)
         vocabulary = {"vocab_size": tokenizer.vocab_size, "num_targets": tokenizer.num_targets}
         self.config = OutsideDnaConfig(**(asdict(self.config) | vocabulary))
         ids = torch.from_numpy(tokenizer.library_ids)
@@ -164,7 +164,7 @@ def open_outside(name: str) -> tuple[nn.Module, bool]:
     decoder = getattr(model, "model", None)
     if not isinstance(decoder, DnaDecoder):
         return OutsideDnaDecoder(model, name), True
-    assert isinstance(tokenizer, OutsideTokenizer)
+    assert isinstance(tokenizer, OutsideDnaTokenizer)
     if (tokenizer.library_ids != np.arange(decoder.config.vocab_size)).any():
         spec = decoder.config.tokenizer
         raise ValueError(f"hf:{name}: its tokenizer has other ids than the model's, {spec!r}")

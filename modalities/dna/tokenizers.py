@@ -28,13 +28,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modalities.decoder.tokenizers import (
-    fingerprint_of_tokenizer,
-    no_panic,
-    open_tokenizer,
-    start_id,
-    tokenizer_folder,
-)
+from modalities.tokenizers.copies import load_outside
+from modalities.tokenizers.files import no_panic
+from modalities.tokenizers.outside import fingerprint_of_tokenizer, start_id
 from zoo.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ def _code_table() -> bytes:
 
 
 LETTERS = _code_table()
-_NAMES = np.frombuffer(b"ACGTN", np.uint8)
+_BASES = np.frombuffer(b"ACGTN", np.uint8)
 _COMPLEMENT = np.array([3, 2, 1, 0, UNKNOWN], np.uint8)
 
 
@@ -83,7 +79,7 @@ def encode(text: str | bytes) -> np.ndarray:
 
 def decode(codes: np.ndarray) -> str:
     """Upper-case letters of codes; UNKNOWN is N."""
-    return _NAMES[codes].tobytes().decode("ascii")
+    return _BASES[codes].tobytes().decode("ascii")
 
 
 def reverse_complement(codes: np.ndarray) -> np.ndarray:
@@ -177,7 +173,7 @@ class KmerTokenizer(DnaTokenizer):
         return self._table[ids].reshape(-1)
 
 
-class OutsideTokenizer(DnaTokenizer):
+class OutsideDnaTokenizer(DnaTokenizer):
     """A fast tokenizer of `transformers`, `inner`. Its targets are entries of A, C, G and T alone,
     in the order of their ids; every other token (N, a k-mer with N, unknown) is UNKNOWN. Bases at
     the end that make no token are left over.
@@ -257,11 +253,6 @@ class OutsideTokenizer(DnaTokenizer):
 _kmers = lru_cache(KmerTokenizer)
 
 
-@lru_cache(maxsize=8)
-def _outside(name: str, folder: str) -> OutsideTokenizer:
-    return OutsideTokenizer(open_tokenizer(folder), name)
-
-
 def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
     """The tokenizer of a spec string; the same object for the same spec. ValueError for an unknown
     one, naming the nearest, and for a tokenizer that is none of DNA."""
@@ -271,7 +262,7 @@ def load_tokenizer(spec: str = "bases") -> DnaTokenizer:
         return _kmers(1, spec)
     kind, _, name = spec.partition(":")
     if kind == "hf":
-        return _outside(name, tokenizer_folder(name))
+        return load_outside(name, OutsideDnaTokenizer)
     if kind == "kmer":
         if not name.isdecimal() or not 1 <= int(name) <= LONGEST_KMER:
             expected = f"a whole number from 1 to {LONGEST_KMER}, as in 'kmer:6'"

@@ -28,10 +28,10 @@ from transformers import (
 from modalities.cost import Meter, activation_numbers
 from modalities.decoder.model import IGNORED
 from modalities.decoder.outside import OutsideDecoder, load_arm
-from modalities.decoder.tokenizers import open_tokenizer, opened, split_arm
 from modalities.text.config import TextDataConfig
 from modalities.text.data import PackedDataset, load_corpus
 from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.outside import call_transformers, open_tokenizer, split_arm
 from zoo.adapters.layer import prior_parameters
 from zoo.files import read_tensors, replacing_path
 from zoo.positions import Positions, document_starts, slices
@@ -55,7 +55,9 @@ def open_adaptable(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase,
     """
     tokenizer = open_tokenizer(name)
     folder, settings = split_arm(name)
-    model = opened(folder, "causal LM", lambda _: load_arm(folder, settings, merge=False))
+    model = call_transformers(
+        folder, "causal LM", lambda _: load_arm(folder, settings, merge=False)
+    )
     return model, tokenizer, f"hf:{folder}"
 
 

@@ -36,7 +36,8 @@ from modalities.loading import (
 from modalities.text.config import TextDataConfig
 from modalities.text.rows import RowMix
 from modalities.text.sources import Document, HFSource, Source, document_split, open_source
-from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
 
 # Held-out documents read of a source without end, and their characters together.

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from modalities.loading import fingerprint_of
-from modalities.text.tokenizers import Tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 
 T = TypeVar("T")
 # Pieces that are tokenised one by one, so that a value is cut alike wherever it stands.

@@ -17,9 +17,10 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from modalities.decoder.hf import PriorzooConfig, PriorzooForCausalLM, PriorzooModel, register
 from modalities.decoder.model import Decoder
-from modalities.decoder.tokenizers import make_fast
 from modalities.text.model import CausalLM
-from modalities.text.tokenizers import BPETokenizer, OutsideTokenizer, load_tokenizer
+from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.encoding import BPETokenizer, OutsideTokenizer
+from modalities.tokenizers.outside import make_fast
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:

@@ -17,9 +17,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
-from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text.hf import fast_tokenizer, wrap
 from modalities.text.model import CausalLM
+from modalities.tokenizers.outside import open_tokenizer
 from zoo.catalog import list_models, load_model
 from zoo.errors import check_options, nearest
 

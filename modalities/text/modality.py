@@ -15,13 +15,13 @@ from modalities.decoder.model import (
     decoder_cost,
     target_weight,
 )
-from modalities.decoder.tokenizers import open_tokenizer, spells
 from modalities.loading import first_heldout
 from modalities.text import HEADLINE, RECIPES_MODULE
 from modalities.text.config import TextDataConfig
 from modalities.text.data import build_loader
 from modalities.text.model import CausalLM
 from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.outside import open_tokenizer, spells
 from zoo.catalog import create_model, model_entry
 from zoo.model import ZooModel
 

@@ -44,7 +44,7 @@ from modalities.text.facts import (
     pick,
     sentence_ends,
 )
-from modalities.text.tokenizers import Tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 
 TEMPLATES = ("own", "heldout", "train", "wide", "other", "bam")
 HAYSTACKS = ("own", "grass", "text")

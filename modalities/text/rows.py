@@ -23,7 +23,7 @@ from modalities.text.facts import (
     pick,
     sentence_ends,
 )
-from modalities.text.tokenizers import Tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 
 MOST_FACTS = 10
 # Share of the rows that have so many facts, or as many as fit.

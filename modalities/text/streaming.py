@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from modalities.loading import Batch, Events, State, collate
 from modalities.text.config import TextDataConfig
 from modalities.text.sources import HFSource, document_split, open_source
-from modalities.text.tokenizers import Tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 
 BLOCK = 256  # windows that are shuffled together
 # first words of random keys after the seed; `modalities.text.data` has the others

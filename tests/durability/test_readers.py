@@ -22,7 +22,8 @@ from modalities.settings import LengthSettings
 from modalities.text import CausalLM, TextConfig, sources
 from modalities.text.data import TokenCorpus, corpus_of
 from modalities.text.sources import Document, open_source
-from modalities.text.tokenizers import ByteTokenizer, load_tokenizer
+from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.encoding import ByteTokenizer
 from modalities.vision.images import decode_image
 from modalities.vision.sources import open_images
 from tests.durability.files import DAMAGE, Peak, Runs, save_model, whole_files

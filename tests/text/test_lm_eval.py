@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from modalities.decoder.tokenizers import open_tokenizer
 from modalities.text import CausalLM
 from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.outside import open_tokenizer
 from zoo import create_model
 
 lm_eval = pytest.importorskip("lm_eval")

@@ -19,12 +19,12 @@ from modalities.analysis import analyse
 from modalities.decoder.generation import generate
 from modalities.decoder.llama import as_llama
 from modalities.decoder.outside import OutsideDecoder, open_causal_lm
-from modalities.decoder.tokenizers import open_tokenizer, split_arm
 from modalities.paired import paired_rows, scores_by_unit
 from modalities.text.evaluators import EVALUATORS
 from modalities.text.hf import wrap
 from modalities.text.prompts import Template, open_haystack, state_facts
 from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.outside import open_tokenizer, split_arm
 from recipes.cell_store import outside_hash
 from recipes.commands import CommandError
 from recipes.models import find_outside, modality_of

@@ -31,7 +31,8 @@ from modalities.settings import CutSettings, check_choice, option
 from modalities.statistics import standard_error
 from modalities.text.data import EncodedDocument
 from modalities.text.evaluation import TextEvaluator
-from modalities.text.tokenizers import Tokenizer, load_tokenizer
+from modalities.text.tokenizers import load_tokenizer
+from modalities.tokenizers.encoding import Tokenizer
 from zoo.positions import slices
 
 if TYPE_CHECKING:

@@ -1,161 +1,30 @@
-"""Tokenizers of the libraries `tokenizers` and `transformers`, as text and DNA read and write them.
-
-Files are checked before the library `tokenizers` sees them: it ends the process where memory for an
-id is not there, and its panics are no `Exception`. Both libraries are imported when they are
-needed.
-"""
+"""The bridge to tokenizers of `transformers`, which is imported when it is needed: names are opened
+with errors in one line, and our ids are given in its form."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from modalities.tokenizers.files import check_tokenizer_file, no_panic
 from zoo.adapters import ADAPTER, find_folder, hub_name
 from zoo.errors import did_you_mean, require
-from zoo.files import read_json, read_object, replacing
+from zoo.files import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# Ids of a vocabulary.
-MOST_IDS = 2**24
-# Bytes of a file; the largest in use have some 30 million.
-_LARGEST = 1 << 28
-# In a saved model's folder.
-COPY = "tokenizer.json"
-# By the name in a spec; of "hf:NAME" the folder.
-_copies: dict[str, Path] = {}
 _T = TypeVar("_T")
 
 
-def tokenizer_file(spec: str) -> Path | None:
-    """The file of a spec "FILE.json[?…]": the copy beside the model that was loaded, else
-    FILE.json; None of other specs."""
-    name = spec.partition("?")[0]
-    return _copies.get(name, Path(name)) if name.endswith(".json") else None
-
-
-def tokenizer_folder(name: str) -> str:
-    """The folder or repository of a spec "hf:NAME": the one of the model that was loaded, where it
-    holds a copy, else NAME."""
-    return str(_copies.get(f"hf:{name}", name))
-
-
-def save_copy(spec: str, folder: Path) -> list[str]:
-    """Copy a spec's file, or its folder of transformers, into a saved model's folder; names of the
-    files written."""
-    if spec.startswith("hf:"):
-        return _save_folder(tokenizer_folder(spec.removeprefix("hf:")), folder)
-    file = tokenizer_file(spec)
-    if file is None or not file.is_file():
-        return []
-    content = file.read_bytes()
-    with replacing(folder / COPY, "wb") as out:
-        out.write(content)
-    return [COPY]
-
-
-def _save_folder(name: str, folder: Path) -> list[str]:
-    # Not a tokenizer of the hub, which its name finds.
-    if not Path(name).is_dir():
-        return []
-    with tempfile.TemporaryDirectory() as temporary:
-        open_tokenizer(name).save_pretrained(temporary)
-        files = sorted(path for path in Path(temporary).iterdir() if path.is_file())
-        for path in files:
-            with replacing(folder / path.name, "wb") as out:
-                out.write(path.read_bytes())
-    return [path.name for path in files]
-
-
-def use_copy(spec: str, folder: Path) -> None:
-    """Read the spec's tokenizer from a saved model's folder from now on, where it has one.
-    ValueError where another model that was loaded brought another one of this name."""
-    if spec.startswith("hf:"):
-        name = spec
-        copy = folder.absolute()
-        exists = (folder / "tokenizer_config.json").is_file()
-    else:
-        name = spec.partition("?")[0]
-        copy = (folder / COPY).absolute()
-        exists = name.endswith(".json") and copy.is_file()
-    if not exists:
-        return
-    other = _copies.get(name, copy)
-    if other != copy and other.exists() and _content(other) != _content(copy):
-        both = f"{other} and {copy} differ and are both called {name!r}"
-        raise ValueError(f"{both}: read their models one after the other")
-    _copies[name] = copy
-
-
-def _content(place: Path) -> bytes | str:
-    if place.is_file():
-        return place.read_bytes()
-    return fingerprint_of_tokenizer(open_tokenizer(str(place)))
-
-
-def check_tokenizer_file(path: Path) -> dict[str, object]:
-    """The content of a tokenizer.json. ValueError for what is none, or has an id outside 0 to
-    `MOST_IDS`."""
-    content = read_json(path, most=_LARGEST)
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise ValueError(f"{path} is not a `tokenizers` JSON file: it has no object 'model'")
-    added = content.get("added_tokens") or []
-    vocabulary = content["model"].get("vocab") or {}
-    if not isinstance(added, list) or not all(isinstance(entry, dict) for entry in added):
-        raise ValueError(f"{path}: added_tokens is not a list of objects")
-    ids = [(entry.get("content"), entry.get("id")) for entry in added]
-    if isinstance(vocabulary, dict):
-        ids += vocabulary.items()
-    for token, number in ids:
-        if type(number) is not int or not 0 <= number < MOST_IDS:
-            raise ValueError(
-                f"{path}: token {token!r:.80} has id {number!r:.80}; expected 0 to {MOST_IDS - 1:,}"
-            )
-    return content
-
-
-def read_backend(spec: str, path: Path, tokenizers: ModuleType) -> Tokenizer:
-    """The tokenizer of a file, of the class of the library `tokenizers`. Raises ValueError for what
-    is none."""
-    content = check_tokenizer_file(path)
-    try:
-        # The content that was checked, not the file: parsers differ where a key comes twice.
-        with no_panic(spec):
-            return tokenizers.Tokenizer.from_str(json.dumps(content))
-    # The library raises a bare Exception for every malformed file.
-    except Exception as error:
-        raise ValueError(
-            f"tokenizer {spec!r}: {path} is not a `tokenizers` JSON file: {error}"
-        ) from error
-
-
-@contextmanager
-def no_panic(name: str) -> Iterator[None]:
-    """Turn a panic of the library and text with half of a surrogate pair into a ValueError."""
-    try:
-        yield
-    except TypeError as error:
-        raise ValueError(
-            f"tokenizer {name!r} takes text of whole Unicode characters: {error}"
-        ) from error
-    except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
-        message = " ".join(str(error).split())[:200]
-        raise ValueError(f"tokenizer {name!r} failed inside its library: {message}") from error
-
-
-def opened(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
+def call_transformers(name: str, what: str, load: Callable[[ModuleType], _T]) -> _T:
     """`load(transformers)`. ImportError without that library; ValueError for a name that cannot be
     opened, in one line."""
     check_place(name)
@@ -241,7 +110,7 @@ def split_arm(name: str) -> tuple[str, dict[str, str]]:
 @lru_cache(maxsize=8)
 def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or repository; the same object for the same name. Errors as in
-    `opened`."""
+    `call_transformers`."""
     name, _ = split_arm(name)
     adapter = Path(name) / ADAPTER
     if adapter.is_file():
@@ -255,7 +124,7 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerBase:
         auto = transformers.AutoTokenizer
         return auto.from_pretrained(source, trust_remote_code=False, **gguf)
 
-    return opened(name, "tokenizer", load)
+    return call_transformers(name, "tokenizer", load)
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, name: str) -> int:

@@ -90,12 +90,14 @@ class TritonKernel:
         return None
 
     def _cannot_serve(self, call: AttentionCall) -> str | None:
-        if why := self.cannot_run_on(call.q.device):
+        why = self.cannot_run_on(call.q.device)
+        if why is not None:
             return why
         if call.terms.bias is not None:
             return "it adds no dense bias"
         if len({call.q.dtype, call.k.dtype, call.v.dtype}) > 1:
-            return f"q, k and v must be of one dtype, got {call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
+            dtypes = f"{call.q.dtype}, {call.k.dtype} and {call.v.dtype}"
+            return f"q, k and v must be of one dtype, got {dtypes}"
         if call.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"it computes in float32, bfloat16 and float16, not in {call.q.dtype}"
         lanes = 0 if call.terms.q_lanes is None else call.terms.q_lanes.shape[-1]
@@ -124,36 +126,46 @@ class TritonKernel:
         on_grid = call.table is not None and call.table.shape is not None
         few = call.num_queries <= self.decode_queries and not on_grid
         if few and not needs_grad(q, k, v, row_scale, None if table is None else table.table):
-            decode = (
-                decode_op if torch.compiler.is_compiling() or not has_values(q) else fused_decode
-            )
+            by_operator = torch.compiler.is_compiling() or not has_values(q)
+            decode = decode_op if by_operator else fused_decode
             values = None if table is None else table.table.float()
             out, lse2 = decode(q, k, v, values, row_scale, segments, *scalars, wants_lse)
             return out, lse2 * math.log(2.0)
-        values = params = jacobian = None
+        values = None
+        params = None
+        jacobian = None
         if table is not None:
             # A log-sum-exp is of the table itself, and not of one that is less a constant.
-            fused = FusedTable.of(
-                replace(table, origin=None) if wants_lse else table, causal=call.causal
-            )
+            source = replace(table, origin=None) if wants_lse else table
+            fused = FusedTable.of(source, causal=call.causal)
             values = fused.values
             params = fused.params
             jacobian = fused.jacobian
         least = self.least_keys if segments is None else self.least_keys // 4
         # Only a bound on logits that varies between tiles leaves some out; that of content alone
         # does not.
-        skip = (
-            any(x is not None for x in (table, call.terms.q_lanes, segments))
-            and call.num_keys >= least
-            and _skips()
-        )
+        bounded = any(x is not None for x in (table, call.terms.q_lanes, segments))
+        skip = bounded and call.num_keys >= least and _skips()
         out, lse2 = fused_attention(
-            q, k, v, values, row_scale, segments, params, jacobian, *scalars, 0 if wants_lse else _constant_from(call), skip
-        )  # fmt: skip
-        return out, lse2 * math.log(2.0) if wants_lse else lse2
+            q,
+            k,
+            v,
+            values,
+            row_scale,
+            segments,
+            params,
+            jacobian,
+            *scalars,
+            0 if wants_lse else _constant_from(call),
+            skip,
+        )
+        if wants_lse:
+            lse2 = lse2 * math.log(2.0)
+        return out, lse2
 
 
-TRITON = TritonKernel()  # the one that `prior_attention(kernel="triton")` runs
+# The one that `prior_attention(kernel="triton")` runs.
+TRITON = TritonKernel()
 
 
 @traced_as_constant
@@ -179,7 +191,9 @@ def _constant_from(call: AttentionCall) -> int:
     if table is None or table.origin is None or table.constant_from is None or not call.causal:
         return 0
     farthest = call.num_keys if call.window is None else min(call.num_keys, call.window)
-    return table.constant_from if call.segments is None and table.constant_from < farthest else 0
+    if call.segments is not None or table.constant_from >= farthest:
+        return 0
+    return table.constant_from
 
 
 def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -190,17 +204,18 @@ def _operands(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor, Tensor | Non
     v = call.v
     if k.shape[1] != v.shape[1]:
         groups = max(k.shape[1], v.shape[1])
-        groups = groups if groups % min(k.shape[1], v.shape[1]) == 0 else q.shape[1]
+        if groups % min(k.shape[1], v.shape[1]) != 0:
+            groups = q.shape[1]
         k = repeat_heads(k, groups)
         v = repeat_heads(v, groups)
+
     # A tensor with one column may report any stride as contiguous.
-    q, k, v = (
-        x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
-        for x in (q, k, v)
-    )
+    def with_unit_stride(x: Tensor) -> Tensor:
+        return x if x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+
     row_scale = None if call.query_scale is None else call.query_scale.float().contiguous()
     segments = None if call.segments is None else call.segments.to(torch.int32).contiguous()
-    return q, k, v, row_scale, segments
+    return with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), row_scale, segments
 
 
 def _scalars(call: AttentionCall) -> tuple[list[int], float]:

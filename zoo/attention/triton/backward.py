@@ -5,8 +5,8 @@ With weights p = exp2(z2 − lse2), δ = rowsum(dO ∘ O) and ds = p ∘ (dO·v�
 natural-log logits row_scale[i]·(c·q·k + table[index]), c the softmax scale:
 
     dq = c·row_scale ∘ (ds·k)      dk = c·(row_scale ∘ ds)ᵀ·q      dv = pᵀ·dO
-    d row_scale[i] = Σ_j ds·(c·q·k + table[index])      d params[p] = Σ_ij
-    ds·row_scale[i]·∂table/∂params_p[index]
+    d row_scale[i] = Σ_j ds·(c·q·k + table[index])
+    d params[p] = Σ_ij ds·row_scale[i]·∂table/∂params_p[index]
 
 (FlashAttention, arXiv:2205.14135, algorithm 4, as two kernels; README.md here.)
 """
@@ -79,12 +79,13 @@ DKDV_32 = {
     128: (32, 32, 8, 1),
     256: (16, 16, 8, 1),
 }
+# On grids too.
 DKDV_WINDOW_32 = {
     **DKDV_32,
     16: (32, 32, 8, 2),
     32: (32, 32, 8, 2),
     128: (16, 32, 8, 1),
-}  # on grids too
+}
 DQ_16 = {**dict.fromkeys((16, 32, 64, 128), (128, 64, 8, 2)), 256: (64, 32, 8, 2)}
 # With gradients of params, whose sums and gathers take registers; up to 64 columns on a line.
 DQ_PARAMS_16 = {
@@ -103,8 +104,21 @@ DQ_32 = {
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def _delta(
-    grad_out, out, delta, gob, goh, got, ob, oh, ot, heads, queries, WIDTH: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
+    grad_out,
+    out,
+    delta,
+    gob,
+    goh,
+    got,
+    ob,
+    oh,
+    ot,
+    heads,
+    queries,
+    WIDTH: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+):
     """One block of rows of one head of δ = rowsum(dO ∘ O)."""
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -141,11 +155,26 @@ def output_gradient(
     out = last_axis_contiguous(out)
     delta = torch.empty(g.batch, g.heads, g.queries, dtype=torch.float32, device=out.device)
     block = common.TILE
+    gob, goh, got = grad_out.stride()[:3]
+    ob, oh, ot = out.stride()[:3]
     with on_device(out):
         _delta[(cdiv(g.queries, block) * g.batch * g.heads,)](
-            grad_out, out, delta, *grad_out.stride()[:3], *out.stride()[:3], g.heads, g.queries,
-            WIDTH=g.width_v, DV=padded_width(g.width_v), BM=block, num_warps=4,
-        )  # fmt: skip
+            grad_out=grad_out,
+            out=out,
+            delta=delta,
+            gob=gob,
+            goh=goh,
+            got=got,
+            ob=ob,
+            oh=oh,
+            ot=ot,
+            heads=g.heads,
+            queries=g.queries,
+            WIDTH=g.width_v,
+            DV=padded_width(g.width_v),
+            BM=block,
+            num_warps=4,
+        )
     if grad_lse2 is None:
         return OutputGradient(grad_out, lse2, delta)
     grad_lse = (grad_lse2 * LOG2E.value).contiguous()
@@ -156,20 +185,65 @@ def output_gradient(
 # specialise them: a tensor comes with its strides in a tuple, sizes come one by one. The order of
 # arguments decides a few registers.
 LENGTHS = [
-    "scale_b", "table_h", "heads", "share", "queries", "keys", "offset", "window", "prefix", "origin", "q_tiles",
-    "k_tiles", "jacobian_p",
-]  # fmt: skip
+    "scale_b",
+    "table_h",
+    "heads",
+    "share",
+    "queries",
+    "keys",
+    "offset",
+    "window",
+    "prefix",
+    "origin",
+    "q_tiles",
+    "k_tiles",
+    "jacobian_p",
+]
 
 
 @triton.jit(do_not_specialize=LENGTHS[:-1])
 def _dkdv(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, codes,
-    scale_b, table_h, heads, share, queries, keys, offset, window, prefix, origin, q_tiles, k_tiles, factor, dk, dv,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr
-):  # fmt: skip
+    grad_out,
+    q,
+    k,
+    v,
+    table,
+    row_scale,
+    segments,
+    lse,
+    delta,
+    plan,
+    codes,
+    scale_b,
+    table_h,
+    heads,
+    share,
+    queries,
+    keys,
+    offset,
+    window,
+    prefix,
+    origin,
+    q_tiles,
+    k_tiles,
+    factor,
+    dk,
+    dv,
+    WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """One block of keys of one key head. Tiles are keys × queries, so that p and ds enter their
     products from registers."""
+    # A tensor comes with its strides as one tuple (`strided`): the name is the pointer from here.
     grad_out, gob, goh, got = grad_out
     q, qb, qh, qt = q
     k, kb, kg, ks = k
@@ -195,7 +269,8 @@ def _dkdv(
     col_ids = None
     if segments is not None:
         col_ids = row_values(segments + b * keys, cols, keys, 0, True)
-    # Queries that see some key of this block, and those that see all of it.
+    # Queries that see some key of this block, and those that see all of it. `0 * start` makes
+    # each a tensor and not a constant, as the branches that follow assign tensors to it.
     first = 0 * start
     last = 0 * start + queries
     full_first = 0 * start
@@ -204,10 +279,10 @@ def _dkdv(
         first = tl.maximum(first, start - offset)
         full_first = start + BN - 1 - offset
     if window is not None:
-        last, full_last = (
-            tl.minimum(last, start + BN - 1 + window - offset),
-            tl.minimum(last, start + window - offset),
-        )
+        # Both are bounded by the number of queries, which `last` is until here.
+        all_queries = last
+        last = tl.minimum(all_queries, start + BN - 1 + window - offset)
+        full_last = tl.minimum(all_queries, start + window - offset)
         if not CAUSAL:
             first = tl.maximum(first, start - window + 1 - offset)
             full_first = start + BN - window - offset
@@ -247,12 +322,15 @@ def _dkdv(
             lo_token = tl.maximum(first, lo_plan)
             hi_token = tl.minimum(last, hi_plan)
         lo, full_lo, full_hi, hi = split(lo_token, hi_token, full_first, full_last, BM)
-        for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
+        # 0: masked tiles, 1: tiles wholly inside the mask.
+        for part in tl.static_range(PARTS):
             count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
+            # Always 0, which the compiler does not know; see tile_at.
             opaque_zero = member // share
             for t in tl.range(0, count):
                 m = full_lo + t
                 if part == 0:
+                    # Masked tiles lie on both sides of the others, which are jumped over.
                     m = lo + t + tl.where(t >= full_lo - lo, full_hi - full_lo, 0)
                 at = m * BM
                 rows = (at + tl.arange(0, BM))[None, :]
@@ -280,8 +358,17 @@ def _dkdv(
                 if table is not None:
                     q_place = place_of(rows, index)
                     z += entries(
-                        table + h * table_h, at, start, rows, cols, q_place, k_place, seen, index, part == 0
-                    )  # fmt: skip
+                        table + h * table_h,
+                        at,
+                        start,
+                        rows,
+                        cols,
+                        q_place,
+                        k_place,
+                        seen,
+                        index,
+                        part == 0,
+                    )
                 scale = 1.0
                 if row_scale is not None:
                     scale = row_values(
@@ -325,14 +412,53 @@ def quarter_sums(x):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _dq(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, d_lse, plan, codes, jacobian, dq, d_scale, d_params, jacobian_p,
-    scale_b, table_h, heads, share, queries, keys, offset, window, prefix, origin, q_tiles, k_tiles, factor,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    LANES: tl.constexpr, DL: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr,
-    PARAMS: tl.constexpr, LOG_FACTOR: tl.constexpr
-):  # fmt: skip
+    grad_out,
+    q,
+    k,
+    v,
+    table,
+    row_scale,
+    segments,
+    lse,
+    delta,
+    d_lse,
+    plan,
+    codes,
+    jacobian,
+    dq,
+    d_scale,
+    d_params,
+    jacobian_p,
+    scale_b,
+    table_h,
+    heads,
+    share,
+    queries,
+    keys,
+    offset,
+    window,
+    prefix,
+    origin,
+    q_tiles,
+    k_tiles,
+    factor,
+    WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARAMS: tl.constexpr,
+    LOG_FACTOR: tl.constexpr,
+):
     """One block of queries of one head: dq, the row scale's gradient, and this block's part of the
     params' gradients. With LOG_FACTOR the derivative by the first param is the table itself."""
+    # A tensor comes with its strides as one tuple (`strided`): the name is the pointer from here.
     grad_out, gob, goh, got = grad_out
     q, qb, qh, qt = q
     k, kb, kg, ks = k
@@ -342,9 +468,8 @@ def _dq(
     index = TableIndex(origin, codes, prefix)
     blocks = tl.cdiv(queries, BM)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    block = (
-        blocks - 1 - tl.program_id(0) % blocks
-    )  # last blocks first: causal, they have the most keys
+    # Last blocks first: causal, they have the most keys.
+    block = blocks - 1 - tl.program_id(0) % blocks
     start = block * BM
     batch_rows = tl.num_programs(0) // blocks
     b = row // heads
@@ -385,9 +510,14 @@ def _dq(
     )
     dq_sum = tl.zeros([BM, DK], tl.float32)
     lanes_sum = tl.zeros([BM, DL], tl.float32)
-    scale_sum, residue, mean = (tl.zeros([BM, 4], tl.float32),) * 3
+    # Of the row scale's gradient, in `quarter_sums`: Σ_j ds·z, Σ_j ds, Σ_j p·z.
+    scale_sum = tl.zeros([BM, 4], tl.float32)
+    residue = scale_sum
+    mean = scale_sum
+    # A tuple with the sums of each param: Triton has no list of tensors.
     param_sums = (tl.zeros([BM, 4], tl.float32),) * PARAMS
-    for part in tl.static_range(PARTS):  # 0: masked tiles, 1: tiles wholly inside the mask
+    # 0: masked tiles, 1: tiles wholly inside the mask.
+    for part in tl.static_range(PARTS):
         count = full_hi - full_lo if part == 1 else hi - lo - (full_hi - full_lo)
         for t in tl.range(0, count):
             n = full_lo + t
@@ -414,8 +544,17 @@ def _dq(
             entry = z
             if table is not None:
                 entry = entries(
-                    table + h * table_h, start, at, rows, cols, q_place, k_place, seen, index, part == 0
-                )  # fmt: skip
+                    table + h * table_h,
+                    start,
+                    at,
+                    rows,
+                    cols,
+                    q_place,
+                    k_place,
+                    seen,
+                    index,
+                    part == 0,
+                )
                 z += entry
             p = tl.exp2(z * scale - lse_rows)
             if part == 0:
@@ -426,6 +565,7 @@ def _dq(
                 residue += quarter_sums(ds)
                 mean += quarter_sums(p * z)
             if PARAMS > 0:
+                # An empty tuple, of the type that the compiler expects.
                 new_sums = param_sums[:0]
                 for param in tl.static_range(PARAMS):
                     derivative = entry
@@ -434,9 +574,19 @@ def _dq(
                             derivative = tl.where(entry > STEEP, entry, 0.0)
                     else:
                         derivative = entries(
-                            jacobian + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64) + h * table_h,
-                            start, at, rows, cols, q_place, k_place, seen, index, part == 0,
-                        )  # fmt: skip
+                            jacobian
+                            + (param - LOG_FACTOR) * tl.cast(jacobian_p, tl.int64)
+                            + h * table_h,
+                            start,
+                            at,
+                            rows,
+                            cols,
+                            q_place,
+                            k_place,
+                            seen,
+                            index,
+                            part == 0,
+                        )
                     new_sums += (param_sums[param] + quarter_sums(ds * derivative),)
                 param_sums = new_sums
             dq_sum += mm(narrow(ds, k_tile.dtype), k_tile)
@@ -469,9 +619,8 @@ def _dq(
         )
     for param in tl.static_range(PARAMS):
         sum_rows = param_sums[param] * scale / LOG2E
-        if (
-            LOG_FACTOR and param == 0 and row_scale is None
-        ):  # none of rows whose keys all have entries below STEEP
+        # None of rows whose keys all have entries below STEEP.
+        if LOG_FACTOR and param == 0 and row_scale is None:
             sum_rows = tl.where(lse_rows < STEEP, 0.0, sum_rows)
         tl.store(d_params + (param * batch_rows + row) * blocks + block, tl.sum(sum_rows))
 
@@ -484,24 +633,40 @@ def block_sizes(
     other axis are pipelined; `width`: padded columns of both operands together, of `size` bytes."""
     rows, cols, warps, stages = blocks
     sides = [max(16, side * common.TILE // 64) for side in (rows, cols)]
-    while (sides[kept] + stages * sides[1 - kept]) * width * size > limit - 2048 and max(
-        sides
-    ) > 16:
-        sides[sides.index(max(sides))] //= 2
+    # 2 KiB stay for all else.
+    available = limit - 2048
+    while max(sides) > 16:
+        held = sides[kept] + stages * sides[1 - kept]
+        if held * width * size <= available:
+            break
+        longest = sides.index(max(sides))
+        sides[longest] //= 2
     return sides[0], sides[1], warps, stages
 
 
-def shape_arguments(call: Operands) -> tuple[int | float | None, ...]:
-    """The integers named in LENGTHS, in the kernels' order, but the last, and the factor of q·k;
-    None: there is none."""
+def shape_arguments(call: Operands) -> dict[str, int | float | None]:
+    """The integers named in LENGTHS, but the last, and the factor of q·k; None: there is none."""
     g = call.geometry
     table2 = call.table2
-    tiles = cdiv(g.queries, common.TILE), cdiv(g.keys, common.TILE)
-    origin = g.origin if table2 is None or not g.grid_width else table2.shape[-1] // 2
-    return (
-        scale_stride(call.row_scale), 0 if table2 is None else table2.shape[-1],
-        g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None, g.prefix or None, origin, *tiles, g.factor,
-    )  # fmt: skip
+    origin = g.origin
+    if table2 is not None and g.grid_width:
+        # The column of displacement 0, in the middle.
+        origin = table2.shape[-1] // 2
+    return {
+        "scale_b": scale_stride(call.row_scale),
+        "table_h": 0 if table2 is None else table2.shape[-1],
+        "heads": g.heads,
+        "share": g.heads // g.groups,
+        "queries": g.queries,
+        "keys": g.keys,
+        "offset": g.offset,
+        "window": g.window or None,
+        "prefix": g.prefix or None,
+        "origin": origin,
+        "q_tiles": cdiv(g.queries, common.TILE),
+        "k_tiles": cdiv(g.keys, common.TILE),
+        "factor": g.factor,
+    }
 
 
 def loops(q: Tensor, segments: Tensor | None) -> int:
@@ -531,48 +696,93 @@ def attention_backward(
     """
     g = call.geometry
     table2 = call.table2
-    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
-    row_scale, segments = (
-        None if x is None else x.contiguous() for x in (call.row_scale, call.segments)
-    )
+    q = last_axis_contiguous(call.q)
+    k = last_axis_contiguous(call.k)
+    v = last_axis_contiguous(call.v)
+    row_scale = None if call.row_scale is None else call.row_scale.contiguous()
+    segments = None if call.segments is None else call.segments.contiguous()
     jacobian2 = None if jacobian is None else (jacobian * LOG2E.value).contiguous()
-    grad_out, lse2, delta, grad_lse = upstream
     dq = _empty_like(q)
     dk = _empty_like(k)
     dv = _empty_like(v)
-    shape = shape_arguments(call)
-    options = shape_options(g) | {"TILE": common.TILE, "PARTS": loops(q, segments)}
+    options = shape_options(g)
+    # Arguments of both kernels.
+    shared: dict[str, object] = {
+        "grad_out": strided(upstream.grad_out),
+        "q": strided(q),
+        "k": strided(k),
+        "v": strided(v),
+        "table": table2,
+        "row_scale": row_scale,
+        "segments": segments,
+        "lse": upstream.lse2,
+        "delta": upstream.delta,
+        "codes": call.codes,
+        **shape_arguments(call),
+        **options,
+        "TILE": common.TILE,
+        "PARTS": loops(q, segments),
+    }
     width = max(options["DK"], options["DV"])
+    columns_read = options["DK"] + options["DV"]
+    if options["LANES"]:
+        columns_read += options["DL"]
     small = q.element_size() == 2
-    operands = tuple(strided(x) for x in (grad_out, q, k, v))
     with on_device(q):
         limit = shared_limit(q.device.index or 0)
-        columns_read = options["DK"] + options["DV"] + (options["DL"] if options["LANES"] else 0)
-        blocks = (DKDV_16 if small else DKDV_32)[width]
-        plain = not (options["LANES"] or g.grid_width) and row_scale is None is segments
+        plain = not (options["LANES"] or g.grid_width) and row_scale is None and segments is None
         if g.window or (g.grid_width and not small):
             blocks = (DKDV_WINDOW_16 if small else DKDV_WINDOW_32)[width]
         elif small and plain and (width > 64 or table2 is not None):
             blocks = DKDV_PLAIN_16[width]
+        else:
+            blocks = (DKDV_16 if small else DKDV_32)[width]
         bm, bn, warps, stages = block_sizes(blocks, 1, columns_read, q.element_size(), limit)
         _dkdv[(cdiv(g.keys, bn) * g.batch * g.groups,)](
-            *operands, table2, row_scale, segments, lse2, delta, None if plan is None else plan.cols, call.codes,
-            *shape, strided(dk), strided(dv),
-            BM=bm, BN=bn, num_warps=warps, num_stages=stages, **options,
-        )  # fmt: skip
+            plan=None if plan is None else plan.cols,
+            dk=strided(dk),
+            dv=strided(dv),
+            BM=bm,
+            BN=bn,
+            num_warps=warps,
+            num_stages=stages,
+            **shared,
+        )
         params = 0 if jacobian2 is None else jacobian2.shape[0] + log_factor
-        sums = params and not (g.grid_width and width <= 64)
-        blocks = ((DQ_PARAMS_16 if sums else DQ_16) if small else DQ_32)[width]
+        if not small:
+            blocks = DQ_32[width]
+        elif params and not (g.grid_width and width <= 64):
+            blocks = DQ_PARAMS_16[width]
+        else:
+            blocks = DQ_16[width]
         bm, bn, warps, stages = block_sizes(blocks, 0, columns_read, q.element_size(), limit)
         parts = cdiv(g.queries, bm)
-        halvings = (params > 2) + (params > 0 and not small)
-        bn = max(16, bn >> halvings)
-        d_scale = None if row_scale is None else torch.empty_like(lse2)
-        partial = lse2.new_empty(params, g.batch, g.heads, parts) if params else None
+        # The sums of params take registers from the keys of a block: half for three or more, and
+        # half for any in float32.
+        if params > 2:
+            bn //= 2
+        if params > 0 and not small:
+            bn //= 2
+        bn = max(16, bn)
+        d_scale = None if row_scale is None else torch.empty_like(upstream.lse2)
+        partial = None
+        if params:
+            partial = upstream.lse2.new_empty(params, g.batch, g.heads, parts)
         _dq[(parts * g.batch * g.heads,)](
-            *operands, table2, row_scale, segments, lse2, delta, grad_lse, None if plan is None else plan.rows, call.codes,
-            jacobian2, strided(dq), d_scale, partial, 0 if jacobian2 is None else jacobian2.stride(0), *shape,
-            BM=bm, BN=bn, PARAMS=params, LOG_FACTOR=log_factor, num_warps=warps, num_stages=stages, **options,
-        )  # fmt: skip
+            d_lse=upstream.grad_lse,
+            plan=None if plan is None else plan.rows,
+            jacobian=jacobian2,
+            dq=strided(dq),
+            d_scale=d_scale,
+            d_params=partial,
+            jacobian_p=0 if jacobian2 is None else jacobian2.stride(0),
+            BM=bm,
+            BN=bn,
+            PARAMS=params,
+            LOG_FACTOR=log_factor,
+            num_warps=warps,
+            num_stages=stages,
+            **shared,
+        )
     d_params = None if partial is None else partial.sum((1, 3), dtype=torch.float64).float()
     return dq, dk, dv, d_scale, d_params

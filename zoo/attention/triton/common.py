@@ -27,7 +27,8 @@ INTERPRET = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 PURE = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9))
 LOG2E = tl.constexpr(1.4426950408889634)
 NOWHERE = nullcontext()
-MOST_ROWS = 128  # of a block of queries or keys
+# Of a block of queries or keys.
+MOST_ROWS = 128
 
 # Table entries below it, −1e4 in natural units, are constants: a key there has a weight only where
 # its row sees no other.
@@ -101,8 +102,13 @@ class Operands:
         g = self.geometry
         if self.table is None or not g.grid_width:
             return None
+        # −(y·width + x) of each patch; y·(width − 1) more makes it the code.
         patch = torch.arange(
-            g.prefix, g.prefix - g.keys - MOST_ROWS, -1, dtype=torch.int32, device=self.q.device
+            g.prefix,
+            g.prefix - g.keys - MOST_ROWS,
+            -1,
+            dtype=torch.int32,
+            device=self.q.device,
         )
         return patch.add_(patch.div(g.grid_width, rounding_mode="trunc"), alpha=g.grid_width - 1)
 
@@ -123,17 +129,20 @@ def describable(*tensors: Tensor) -> bool:
     """Whether these tensors (B, heads, length, columns) are read by descriptors: all of 64 or all
     of 128 columns of two bytes, addresses and strides multiples of 16 bytes, on compute capability
     9.0; in the interpreter any that need no padding."""
-    strides = [x.element_size() * stride for x in tensors for stride in x.stride()[:3]]
-    columns = {x.shape[-1] for x in tensors}
-    if (
-        0 in strides
-        or not all(x.numel() for x in tensors)
-        or any(padded_width(count) > count for count in columns)
-    ):
+    places = []
+    for x in tensors:
+        strides = [x.element_size() * stride for stride in x.stride()[:3]]
+        # Expanded, empty, or narrower than its tile.
+        if 0 in strides or x.numel() == 0 or padded_width(x.shape[-1]) > x.shape[-1]:
+            return False
+        places += [x.data_ptr(), *strides]
+    if any(place % 16 for place in places):
         return False
+    if INTERPRET.value:
+        return True
+    columns = {x.shape[-1] for x in tensors}
     fits = columns in ({64}, {128}) and tensors[0].element_size() == 2
-    aligned = not any(at % 16 for at in (*strides, *(x.data_ptr() for x in tensors)))
-    return aligned and (INTERPRET.value or (fits and driver.active.get_current_target().arch == 90))
+    return fits and driver.active.get_current_target().arch == 90
 
 
 def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
@@ -321,14 +330,25 @@ def same_document(ids_ptr, row_ids, own, lo, hi, BN: tl.constexpr):
 
 @triton.jit
 def key_range(
-    first, plan_rows, plan_step, segments, row_ids, mask, index, BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr,
-    CAUSAL: tl.constexpr, SAME: tl.constexpr
-):  # fmt: skip
+    first,
+    plan_rows,
+    plan_step,
+    segments,
+    row_ids,
+    mask,
+    index,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    SAME: tl.constexpr,
+):
     """Blocks of BN keys for the BM queries from `first` on: (lo, full_lo, full_hi, hi); in
     [full_lo, full_hi) nothing is masked. `plan_rows` points at this head's part of the plan, see
     `planned`, or is None; `segments` at the batch row's document ids, `row_ids` (BM, 1) are of the
     queries, or both None; SAME: blocks in one document may be unmasked."""
-    last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset  # position of the last query
+    # Position of the last query.
+    last = tl.minimum(first + BM, mask.queries) - 1 + mask.offset
     lo = 0
     hi = mask.keys
     if CAUSAL:
@@ -365,14 +385,22 @@ def key_range(
         else:
             full_hi = 0
     none = full_lo >= full_hi
+    # An empty range of unmasked blocks begins and ends at lo, so that all blocks are masked ones.
     return lo, tl.where(none, lo, full_lo), tl.where(none, lo, full_hi), hi
 
 
 @triton.jit
 def tile_at(
-    matrix, start, stride, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    opaque_zero=0
-):  # fmt: skip
+    matrix,
+    start,
+    stride,
+    count,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    opaque_zero=0,
+):
     """(BLOCK, PADDED) rows from `start` on of a (count, WIDTH) matrix, zeros beyond its last column
     and, if MASKED, row. The compiler cannot fold `opaque_zero`, and so does not hoist address
     arithmetic out of earlier loops and spill it."""
@@ -392,9 +420,19 @@ def tile_at(
 
 @triton.jit
 def rows_of(
-    tensor, b, h, first, start, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
-    TMA: tl.constexpr, opaque_zero=0
-):  # fmt: skip
+    tensor,
+    b,
+    h,
+    first,
+    start,
+    count,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+    opaque_zero=0,
+):
     """`tile_at` of head h of batch row b, columns from `first` on. `tensor` is a descriptor, if
     TMA, or `strided`."""
     if TMA:

@@ -32,13 +32,17 @@ from zoo.attention.triton.common import (
     strided,
 )
 
-# Nothing spills on compute capability 9.0, and two programs fit on a multiprocessor.
-STEP_BYTES = 16384  # of keys, and of values, per step of a program
+# Bytes of keys, and of values, per step of a program. Nothing spills on compute capability 9.0, and
+# two programs fit on a multiprocessor.
+STEP_BYTES = 16384
 STAGES = 3
-FEWEST_KEYS = 256  # per split, if the call has as many
-PROGRAM_COST = 128  # fixed cost of a program, in keys
+# Of a split, if the call has as many.
+FEWEST_KEYS = 256
+# Fixed cost of a program, in keys.
+PROGRAM_COST = 128
 MOST_SPLITS = 512
-CHUNK = tl.constexpr(16)  # splits summed per step
+# Splits summed per step.
+CHUNK = tl.constexpr(16)
 
 
 @triton.jit
@@ -58,23 +62,70 @@ def _span(first, last, mask, CAUSAL: tl.constexpr):
 # What changes from token to token must not trigger recompilation: lengths, and the strides of a
 # growing cache, whose common factor is UNIT.
 LENGTHS = [
-    "skb", "skg", "sks", "svb", "svg", "svs", "ssb", "ssh", "sth", "sib",
-    "queries", "keys", "offset", "window", "origin", "splits", "fewest",
-]  # fmt: skip
+    "skb",
+    "skg",
+    "sks",
+    "svb",
+    "svg",
+    "svs",
+    "ssb",
+    "ssh",
+    "sth",
+    "sib",
+    "queries",
+    "keys",
+    "offset",
+    "window",
+    "origin",
+    "splits",
+    "fewest",
+]
 
 
 @triton.jit(
     do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"]
 )
 def _partial(
-    q, k_ptr, v_ptr, table, row_scale, segments, out, lse,
-    skb, skg, sks, svb, svg, svs, ssb, ssh, sth, sib,
-    groups, group, queries, keys, offset, window, origin, splits, fewest, softmax_scale,
-    WK: tl.constexpr, WV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    UNIT: tl.constexpr, CAUSAL: tl.constexpr
-):  # fmt: skip
+    q,
+    k_ptr,
+    v_ptr,
+    table,
+    row_scale,
+    segments,
+    out,
+    lse,
+    skb,
+    skg,
+    sks,
+    svb,
+    svg,
+    svs,
+    ssb,
+    ssh,
+    sth,
+    sib,
+    groups,
+    group,
+    queries,
+    keys,
+    offset,
+    window,
+    origin,
+    splits,
+    fewest,
+    softmax_scale,
+    WK: tl.constexpr,
+    WV: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    UNIT: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """One split of one key head's keys for BM rows. Strides of keys and values are in UNITs, which
     gives the compiler their alignment; `lse`: None where there is one split."""
+    # A tensor comes with its strides as one tuple (`strided`); `q` becomes the tile of queries.
     q_ptr, sqb, sqh, sqt = q
     out_ptr, sob, soh, sot = out
     mask = Mask(queries, keys, offset, window)
@@ -94,8 +145,9 @@ def _partial(
     h = g * group + row % group
     q = tl.load(
         q_ptr + b * sqb + (h * sqh + t.to(tl.int64) * sqt)[:, None] + dk[None, :],
-        mask=held[:, None] & (dk[None, :] < WK), other=0.0,
-    )  # fmt: skip
+        mask=held[:, None] & (dk[None, :] < WK),
+        other=0.0,
+    )
     if table is not None:
         table += (h * sth)[:, None]
     # The table is in natural units, so that one that is as long as a cache is not copied for every
@@ -124,9 +176,8 @@ def _partial(
         cols = n + r
         k_row = cols.to(tl.int64) * sks * UNIT
         v_row = cols.to(tl.int64) * svs * UNIT
-        valid = (cols < keys)[
-            :, None
-        ]  # unfilled slots may hold any bits, NaN and infinities included
+        # Unfilled slots may hold any bits, NaN and infinities included.
+        valid = (cols < keys)[:, None]
         k = tl.load(
             k_ptr + k_row[:, None] + dk[None, :], mask=valid & (dk[None, :] < WK), other=0.0
         )
@@ -138,7 +189,8 @@ def _partial(
         if table is not None:
             z += tl.load(table + (t[:, None] - cols[None, :] + origin), mask=seen, other=0.0)
         z *= scale[:, None]
-        if row_ids is not None:  # after the table loads, which would otherwise wait for the ids
+        # After the table loads, which would otherwise wait for the ids.
+        if row_ids is not None:
             col_ids = tl.load(segments + cols, mask=cols < keys, other=-1)
             seen &= row_ids[:, None] == col_ids[None, :]
         z = tl.where(seen, z, float("-inf"))
@@ -151,7 +203,8 @@ def _partial(
         acc = acc * fade[:, None] + mm(narrow(p, v.dtype), v)
         top = new_top
 
-    some = held & (total != 0.0)  # NaN too
+    # Rows that see a key: a total of NaN is one too.
+    some = held & (total != 0.0)
     total = tl.where(some, total, 1.0)
     result = acc / total[:, None]
     if lse is None:
@@ -174,9 +227,21 @@ def _partial(
 
 @triton.jit(do_not_specialize=["queries", "splits"])
 def _combine(
-    part_ptr, lse_ptr, out_ptr, total_ptr, sob, soh, sot, groups, group, queries, splits,
-    WV: tl.constexpr, DV: tl.constexpr, SPLITS: tl.constexpr
-):  # fmt: skip
+    part_ptr,
+    lse_ptr,
+    out_ptr,
+    total_ptr,
+    sob,
+    soh,
+    sot,
+    groups,
+    group,
+    queries,
+    splits,
+    WV: tl.constexpr,
+    DV: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """out = Σ_s 2^(lse_s − max lse)·part_s / Σ_s 2^(lse_s − max lse) of one row, splits in
     ascending order."""
     rows = group * queries
@@ -203,7 +268,8 @@ def _combine(
         some = s + tl.arange(0, CHUNK)
         part = first + some.to(tl.int64) * rows
         logs = tl.load(lse_ptr + part, mask=some < splits, other=float("-inf"))
-        valid = (logs != float("-inf"))[:, None] & (dv[None, :] < WV)  # NaN too
+        # −∞: the split saw no key. NaN is valid.
+        valid = (logs != float("-inf"))[:, None] & (dv[None, :] < WV)
         values = tl.load(part_ptr + part[:, None] * WV + dv[None, :], mask=valid, other=0.0)
         acc += tl.sum(tl.exp2(logs - top)[:, None] * values, 0)
     out = narrow(acc / tl.where(total > 0.0, total, 1.0), out_ptr.dtype.element_ty)
@@ -218,17 +284,25 @@ def split_count(programs: int, keys: int, slots: int) -> int:
     Minimises  waves · (keys/splits + PROGRAM_COST)  among counts that fill one to four waves.
     """
     most = max(1, min(MOST_SPLITS, keys // FEWEST_KEYS))
-    choices = sorted({1, *(min(max(wave * slots // programs, 1), most) for wave in (1, 2, 3, 4))})
-    return min(
-        choices, key=lambda splits: -(-programs * splits // slots) * (keys / splits + PROGRAM_COST)
-    )
+    fillings = [wave * slots // programs for wave in (1, 2, 3, 4)]
+    choices = sorted({1, *(min(max(count, 1), most) for count in fillings)})
+
+    def cost(splits: int) -> float:
+        waves = cdiv(programs * splits, slots)
+        return waves * (keys / splits + PROGRAM_COST)
+
+    # The fewest splits among those of equal cost.
+    return min(choices, key=cost)
 
 
 def _blocks(rows: int, width: int, size: int) -> tuple[int, int, int]:
     """Rows and keys of a step, and warps, for heads padded to `width` elements of `size` bytes."""
-    bm = min(64 if size == 2 else 32, max(16, power_of_two(rows)))
-    bn = max(16, min(common.TILE if bm == 64 else 2 * common.TILE, STEP_BYTES // (width * size)))
-    return bm, bn, 4 if bm == 16 and size == 2 else 8
+    most_rows = 64 if size == 2 else 32
+    bm = min(most_rows, max(16, power_of_two(rows)))
+    most_keys = common.TILE if bm == 64 else 2 * common.TILE
+    bn = max(16, min(most_keys, STEP_BYTES // (width * size)))
+    warps = 4 if bm == 16 and size == 2 else 8
+    return bm, bn, warps
 
 
 @cache
@@ -237,7 +311,8 @@ def _slots_of(device: torch.device, warps: int) -> int:
     interpreter."""
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count * (2 if warps == 4 else 1)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors * 2 if warps == 4 else multiprocessors
 
 
 def decode(
@@ -249,15 +324,15 @@ def decode(
 
     splits: of the keys; None chooses for the device.
     """
-    q = call.q
+    q = common.last_axis_contiguous(call.q)
+    k = call.k
+    v = call.v
     table = call.table
     row_scale = call.row_scale
     segments = call.segments
     g = call.geometry
-    q = common.last_axis_contiguous(q)
-    k = call.k
-    v = call.v
-    k_strides, v_strides = (x.stride()[:3] for x in (k, v))
+    skb, skg, sks = k.stride()[:3]
+    svb, svg, svs = v.stride()[:3]
     out = q.new_empty(g.batch, g.queries, g.heads, g.width_v).transpose(1, 2)
     group = g.heads // g.groups
     rows = group * g.queries
@@ -267,30 +342,79 @@ def decode(
     programs = g.batch * g.groups * cdiv(rows, bm)
     fewest = bn
     if splits is None:
-        seen = min(g.keys, (2 - g.causal) * g.window + g.queries) if g.window else g.keys
-        splits = split_count(programs, seen, _slots_of(q.device, warps))
+        seen_keys = g.keys
+        if g.window:
+            # The window reaches ahead too where the call is not causal.
+            reach = g.window if g.causal else 2 * g.window
+            seen_keys = min(g.keys, reach + g.queries)
+        splits = split_count(programs, seen_keys, _slots_of(q.device, warps))
         fewest = FEWEST_KEYS
-    unit = math.gcd(16 // q.element_size(), *k_strides, *v_strides)
-    part = out
+    # The elements of 16 bytes, or fewer if a stride is no multiple of them.
+    unit = math.gcd(16 // q.element_size(), skb, skg, sks, svb, svg, svs)
+    partial = out
     lse = None
     total = torch.empty(out.shape[:3] if wants_lse else 0, dtype=torch.float32, device=q.device)
     if splits > 1 or wants_lse:
-        part = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
+        partial = q.new_empty(g.batch * g.groups, splits, rows, g.width_v, dtype=torch.float32)
         lse = q.new_empty(g.batch * g.groups, splits, rows, dtype=torch.float32)
     with on_device(q):
-        _partial[g.batch * g.groups * cdiv(rows, bm), splits](
-            strided(q), k, v, table, row_scale, segments, (part, *out.stride()[:3]), lse,
-            *(n // unit for n in (*k_strides, *v_strides)), scale_stride(row_scale),
-            0 if row_scale is None else row_scale.stride(1), 0 if table is None else table.stride(0),
-            0 if segments is None else segments.stride(0),
-            g.groups, group, g.queries, g.keys, g.offset, g.window or None, g.origin, splits, fewest,
-            g.softmax_scale,
-            WK=g.width_k, WV=g.width_v, DK=dk, DV=dv, BM=bm, BN=bn, UNIT=unit, CAUSAL=g.causal,
-            num_warps=warps, num_stages=STAGES,
-        )  # fmt: skip
+        _partial[(programs, splits)](
+            q=strided(q),
+            k_ptr=k,
+            v_ptr=v,
+            table=table,
+            row_scale=row_scale,
+            segments=segments,
+            out=(partial, *out.stride()[:3]),
+            lse=lse,
+            skb=skb // unit,
+            skg=skg // unit,
+            sks=sks // unit,
+            svb=svb // unit,
+            svg=svg // unit,
+            svs=svs // unit,
+            ssb=scale_stride(row_scale),
+            ssh=0 if row_scale is None else row_scale.stride(1),
+            sth=0 if table is None else table.stride(0),
+            sib=0 if segments is None else segments.stride(0),
+            groups=g.groups,
+            group=group,
+            queries=g.queries,
+            keys=g.keys,
+            offset=g.offset,
+            window=g.window or None,
+            origin=g.origin,
+            splits=splits,
+            fewest=fewest,
+            softmax_scale=g.softmax_scale,
+            WK=g.width_k,
+            WV=g.width_v,
+            DK=dk,
+            DV=dv,
+            BM=bm,
+            BN=bn,
+            UNIT=unit,
+            CAUSAL=g.causal,
+            num_warps=warps,
+            num_stages=STAGES,
+        )
         if lse is not None:
-            _combine[g.batch * g.groups * rows,](
-                part, lse, out, total if wants_lse else None, *out.stride()[:3], g.groups, group, g.queries, splits,
-                WV=g.width_v, DV=dv, SPLITS=power_of_two(splits), num_warps=4,
-            )  # fmt: skip
+            sob, soh, sot = out.stride()[:3]
+            _combine[(g.batch * g.groups * rows,)](
+                part_ptr=partial,
+                lse_ptr=lse,
+                out_ptr=out,
+                total_ptr=total if wants_lse else None,
+                sob=sob,
+                soh=soh,
+                sot=sot,
+                groups=g.groups,
+                group=group,
+                queries=g.queries,
+                splits=splits,
+                WV=g.width_v,
+                DV=dv,
+                SPLITS=power_of_two(splits),
+                num_warps=4,
+            )
     return out, total

@@ -63,12 +63,8 @@ CROWDED_32 = {**BLOCKS_32, 64: (32, 16, 8, 2)}
 # Where the products with the next keys are issued before the exponentials of these. The second is
 # for windows up to 64 columns, and at 128 for documents, or row scales without a plan.
 AHEAD = ((128, 128, 8, 2), (128, 64, 8, 3))
-GRID_64 = (
-    128,
-    128,
-    8,
-    2,
-)  # on a grid without other lanes, documents or windows, up to 64 even columns of two bytes
+# On a grid without other lanes, documents or windows, up to 64 even columns of two bytes.
+GRID_64 = (128, 128, 8, 2)
 
 
 def block_sizes(
@@ -82,11 +78,15 @@ def block_sizes(
     """
     if size == 4:
         blocks = CROWDED_32 if crowded else BLOCKS_32
+    elif not even:
+        blocks = UNEVEN_BLOCKS_16
     else:
-        blocks = UNEVEN_BLOCKS_16 if not even else CROWDED_16 if crowded else BLOCKS_16
+        blocks = CROWDED_16 if crowded else BLOCKS_16
     bm, bn, warps, stages = blocks[max(dk, dv)]
-    spare = limit - 1024  # for document ids and reductions
-    while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > spare:
+    # Document ids and reductions take the rest.
+    available = limit - 1024
+    # Queries are held once, keys and values once a stage. The cheapest step down comes first.
+    while bn > 16 and (bm * (dk + lanes) + stages * bn * (dk + lanes + dv)) * size > available:
         if stages > 2:
             stages -= 1
         elif bn > 32 or bm <= 64:
@@ -117,9 +117,16 @@ class Block(NamedTuple):
 
 @triton.jit
 def multiply_keys(
-    block, start, WIDTH_K: tl.constexpr, DK: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr, BN: tl.constexpr,
-    MASKED: tl.constexpr, AHEAD: tl.constexpr
-):  # fmt: skip
+    block,
+    start,
+    WIDTH_K: tl.constexpr,
+    DK: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    BN: tl.constexpr,
+    MASKED: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
     """(BM, BN) products of the queries with the keys from `start` on."""
     tensor, b, g = block.k
     count = block.mask.keys
@@ -138,9 +145,21 @@ def multiply_keys(
 
 @triton.jit
 def _attend(
-    sums, block, lo, hi, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr,
-    DL: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
+    sums,
+    block,
+    lo,
+    hi,
+    WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    AHEAD: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """`sums` over key blocks [lo, hi) too: weighted values (BM, DV), weights (BM,), both relative
     to exp2 of the largest logits so far (BM,); with AHEAD also the products of the next block,
     which run during the exponentials of this one."""
@@ -218,13 +237,43 @@ LENGTHS = [
     do_not_specialize=LENGTHS, do_not_specialize_on_alignment=["table", "row_scale", "segments"]
 )
 def _forward(
-    q, k, v, table, row_scale, segments, plan, codes, out, lse, ssb, sth,
-    heads, group, tiles, queries, keys, offset, window, origin, prefix, factor,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, AHEAD: tl.constexpr
-):  # fmt: skip
+    q,
+    k,
+    v,
+    table,
+    row_scale,
+    segments,
+    plan,
+    codes,
+    out,
+    lse,
+    ssb,
+    sth,
+    heads,
+    group,
+    tiles,
+    queries,
+    keys,
+    offset,
+    window,
+    origin,
+    prefix,
+    factor,
+    WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
     """One block of queries of one head. What a call does not have is None. AHEAD: k and v are
     tensor descriptors."""
+    # A tensor comes with its strides as one tuple (`strided`): the name is the pointer from here.
     out, sob, soh, sot = out
     mask = Mask(queries, keys, offset, window)
     index = TableIndex(origin, codes, prefix)
@@ -254,7 +303,7 @@ def _forward(
         plan += row * tiles
     lo, full_lo, full_hi, hi = key_range(
         first, plan, plan_step, segments, row_ids, mask, index, BM, BN, TILE, CAUSAL, DK + DV <= 256
-    )  # fmt: skip
+    )
     k_side = (k, b, h // group)
     v_side = (v, b, h // group)
     block = Block(
@@ -329,13 +378,40 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
             bm, bn, warps, stages = block_sizes(
                 dk, dv, padded_lanes, q.element_size(), crowded, even, limit
             )
-        bm, bn = (max(16, size * common.TILE // 64) for size in (bm, bn))
-        k_side, v_side = (descriptor(x, bn) if ahead else strided(x) for x in (k, v))
+        # Blocks shrink with the tile that tests lower.
+        bm = max(16, bm * common.TILE // 64)
+        bn = max(16, bn * common.TILE // 64)
+        k_side = descriptor(k, bn) if ahead else strided(k)
+        v_side = descriptor(v, bn) if ahead else strided(v)
         _forward[(cdiv(g.queries, bm) * g.batch * g.heads,)](
-            strided(q), k_side, v_side, table2, row_scale, segments, None if plan is None else plan.rows,
-            call.codes, strided(out), lse2, scale_stride(row_scale), 0 if table2 is None else table2.stride(0),
-            g.heads, g.heads // g.groups, cdiv(g.queries, common.TILE), g.queries, g.keys, g.offset, g.window or None, g.origin,
-            g.prefix or None, g.factor,
-            BM=bm, BN=bn, TILE=common.TILE, AHEAD=ahead, num_warps=warps, num_stages=stages, **options,
-        )  # fmt: skip
+            q=strided(q),
+            k=k_side,
+            v=v_side,
+            table=table2,
+            row_scale=row_scale,
+            segments=segments,
+            plan=None if plan is None else plan.rows,
+            codes=call.codes,
+            out=strided(out),
+            lse=lse2,
+            ssb=scale_stride(row_scale),
+            sth=0 if table2 is None else table2.stride(0),
+            heads=g.heads,
+            group=g.heads // g.groups,
+            tiles=cdiv(g.queries, common.TILE),
+            queries=g.queries,
+            keys=g.keys,
+            offset=g.offset,
+            window=g.window or None,
+            origin=g.origin,
+            prefix=g.prefix or None,
+            factor=g.factor,
+            BM=bm,
+            BN=bn,
+            TILE=common.TILE,
+            AHEAD=ahead,
+            num_warps=warps,
+            num_stages=stages,
+            **options,
+        )
     return out, lse2

@@ -1,9 +1,8 @@
 """The fused kernels as operators of torch: shapes for its compiler, gradients for autograd.
 
 `priorzoo::attention` is opaque to torch.compile, so a whole model compiles without a graph break.
-It saves O(T + S) for the
-backward pass beside its inputs: the output, one log-sum-exp per row, and the plan's intervals of
-tiles.
+It saves O(T + S) for the backward pass beside its inputs: the output, one log-sum-exp per row, and
+the plan's intervals of tiles.
 """
 
 from __future__ import annotations
@@ -22,31 +21,57 @@ from zoo.attention.triton.table_grad import table_gradient
 
 
 def operands(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
-    place: list[int], softmax_scale: float
-) -> Operands:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    place: list[int],
+    softmax_scale: float,
+) -> Operands:
     """An operator's flat arguments, which torch asks for, as one object.
 
     place: [causal, window, origin, lanes] on a line; on a grid with its [height, width, prefix]
     behind.
     """
-    (batch, heads, queries, width_k), (_, groups, keys, width_v) = (
-        q.shape,
-        (*k.shape[:3], v.shape[3]),
-    )
-    shape = (batch, heads, groups, queries, keys, width_k, width_v)
+    batch, heads, queries, width_k = q.shape
     causal, window, origin, lanes, *grid = place
     height, width, prefix = grid or (0, 0, 0)
     geometry = Geometry(
-        *shape, lanes, bool(causal), window, origin, height, width, prefix, softmax_scale
+        batch=batch,
+        heads=heads,
+        groups=k.shape[1],
+        queries=queries,
+        keys=k.shape[2],
+        width_k=width_k,
+        width_v=v.shape[3],
+        lanes=lanes,
+        causal=bool(causal),
+        window=window,
+        origin=origin,
+        grid_height=height,
+        grid_width=width,
+        prefix=prefix,
+        softmax_scale=softmax_scale,
     )
     return Operands(q, k, v, table, row_scale, segments, geometry)
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
-    params: Tensor | None, jacobian: Tensor | None, place: list[int], softmax_scale: float, constant_from: int, skip: bool
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    params: Tensor | None,
+    jacobian: Tensor | None,
+    place: list[int],
+    softmax_scale: float,
+    constant_from: int,
+    skip: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B,H,T,Dv), log2-sum-exp (B,H,T) and the plan's rows, empty without `skip`, of
     `Operands` and `Geometry`.
 
@@ -57,20 +82,33 @@ def _attention(
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = make_plan(call) if skip else None
     out, lse2 = attention_forward(call, plan)
-    return (
-        out,
-        lse2,
-        torch.empty(2, 0, 0, dtype=torch.int32, device=q.device) if plan is None else plan.rows,
-    )
+    if plan is None:
+        rows = torch.empty(2, 0, 0, dtype=torch.int32, device=q.device)
+    else:
+        rows = plan.rows
+    return out, lse2, rows
 
 
 @torch.library.custom_op("priorzoo::attention_backward", mutates_args=())
 def _backward_op(
-    grad_out: Tensor, grad_lse2: Tensor | None,
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
-    params: Tensor | None, jacobian: Tensor | None, out: Tensor, lse2: Tensor, rows: Tensor,
-    place: list[int], softmax_scale: float, constant_from: int, needs_table: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    grad_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    params: Tensor | None,
+    jacobian: Tensor | None,
+    out: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    place: list[int],
+    softmax_scale: float,
+    constant_from: int,
+    needs_table: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, table, row_scale and params; empty tensors for absent ones."""
     call = operands(q, k, v, table, row_scale, segments, place, softmax_scale)
     plan = Plan(rows, call.geometry) if rows.numel() else None
@@ -80,12 +118,15 @@ def _backward_op(
     d_table = None
     if needs_table and table is not None:
         d_table = table_gradient(call, upstream, plan, constant_from)
-    if d_scale is not None and row_scale is not None and row_scale.shape[0] == 1 != q.shape[0]:
-        d_scale = d_scale.sum(0, keepdim=True)
-    d_table, d_scale, d_params = (
-        torch.empty(0, device=q.device) if x is None else x for x in (d_table, d_scale, d_params)
-    )
-    return dq, dk, dv, d_table, d_scale, d_params
+    if d_scale is not None and row_scale is not None:
+        # The batch shares its scales.
+        if row_scale.shape[0] == 1 and q.shape[0] != 1:
+            d_scale = d_scale.sum(0, keepdim=True)
+
+    def or_empty(gradient: Tensor | None) -> Tensor:
+        return torch.empty(0, device=q.device) if gradient is None else gradient
+
+    return dq, dk, dv, or_empty(d_table), or_empty(d_scale), or_empty(d_params)
 
 
 # For torch.compile. An eager call takes `_Attention`: an operator's bookkeeping takes the host
@@ -96,25 +137,32 @@ attention_op = torch.library.custom_op("priorzoo::attention", mutates_args=())(_
 @attention_op.register_fake
 def _(q, k, v, table, row_scale, segments, params, jacobian, *scalars):
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    heads = q.shape[0] * q.shape[1]
-    rows = q.new_empty(
-        (2, heads, cdiv(q.shape[2], common.TILE)) if scalars[-1] else (2, 0, 0), dtype=torch.int32
-    )
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32), rows
+    lse2 = q.new_empty(q.shape[:3], dtype=torch.float32)
+    skip = scalars[-1]
+    shape = (2, 0, 0)
+    if skip:
+        shape = (2, q.shape[0] * q.shape[1], cdiv(q.shape[2], common.TILE))
+    return out, lse2, q.new_empty(shape, dtype=torch.int32)
 
 
 @_backward_op.register_fake
 def _(grad_out, grad_lse2, q, k, v, table, row_scale, segments, params, jacobian, *rest):
-    wide = (
-        q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
-        for x in (table, row_scale, params)
+    def gradient(x):
+        return q.new_empty(0 if x is None else x.shape, dtype=torch.float32)
+
+    needs_table = rest[-1]
+    return (
+        torch.empty_like(q),
+        torch.empty_like(k),
+        torch.empty_like(v),
+        gradient(table if needs_table else None),
+        gradient(row_scale),
+        gradient(params),
     )
-    d_table, d_scale, d_params = wide
-    d_table = d_table if rest[-1] else q.new_empty(0, dtype=torch.float32)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_table, d_scale, d_params
 
 
 def _setup_context(ctx, inputs, output):
+    # Eight tensors come before the scalars, of which the backward pass does not ask the last, skip.
     ctx.save_for_backward(*inputs[:8], *output)
     ctx.scalars = inputs[8:-1]
     ctx.mark_non_differentiable(output[2])
@@ -123,13 +171,21 @@ def _setup_context(ctx, inputs, output):
 
 def _gradients(ctx, grad_out, grad_lse2, *_):
     needs = ctx.needs_input_grad
-    dq, dk, dv, *grads = _backward_op(
-        grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs[3]
+    needs_table = needs[3]
+    dq, dk, dv, d_table, d_scale, d_params = _backward_op(
+        grad_out, grad_lse2, *ctx.saved_tensors, *ctx.scalars, needs_table
     )
-    d_table, d_scale, d_params = (
-        g if needs[n] else None for g, n in zip(grads, (3, 4, 6), strict=True)
+    # In the order of `_attention`'s arguments; those left out have no gradient.
+    return (
+        dq,
+        dk,
+        dv,
+        d_table if needs_table else None,
+        d_scale if needs[4] else None,
+        None,
+        d_params if needs[6] else None,
+        *[None] * 5,
     )
-    return dq, dk, dv, d_table, d_scale, None, d_params, *[None] * 5
 
 
 def _no_second_derivative(ctx, *_):
@@ -157,17 +213,23 @@ class _Attention(torch.autograd.Function):
 def fused_attention(q: Tensor, *others: object) -> tuple[Tensor, Tensor]:
     """The attention of `attention_op`, with its arguments, and the log2-sum-exp; both
     differentiable."""
-    by_torch = torch.compiler.is_compiling() or not has_values(
-        q
-    )  # which propagates shapes by the operator
-    attend = attention_op if by_torch else _Attention.apply
+    # The compiler, and fake tensors, propagate shapes by the operator.
+    by_operator = torch.compiler.is_compiling() or not has_values(q)
+    attend = attention_op if by_operator else _Attention.apply
     return attend(q, *others)[:2]
 
 
 def fused_decode(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, row_scale: Tensor | None, segments: Tensor | None,
-    place: list[int], softmax_scale: float, wants_lse: bool
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    row_scale: Tensor | None,
+    segments: Tensor | None,
+    place: list[int],
+    softmax_scale: float,
+    wants_lse: bool,
+) -> tuple[Tensor, Tensor]:
     """`attention_op` of few queries on a line, without gradients: its output and log2-sum-exp,
     empty if not wanted."""
     table = None if table is None else last_axis_contiguous(table)

@@ -5,11 +5,12 @@ times the middle key lanes of its own tile, plus the row's scale times the table
 key):
 
     upper(m,n) = max‖q content‖·max‖k content‖ + Σ_lanes sup(q·k) + sup(row_scale·table)
-    natural-log units, q scaled lower(m,n) = the same with minus and inf
-    floor(m)   = max of: lower over the tiles that hold the own keys of m; lower of any tile with a
-    key visible to every
-                 row of m
+    lower(m,n) = the same with minus and inf
+    floor(m)   = max of: lower over the tiles that hold the own keys of m;
+                 lower of any tile with a key visible to every row of m
     m skips n if upper(m,n) < floor(m) − 24·ln 2 − ln S
+
+in natural-log units, q scaled.
 
 Every row of m then has a visible key whose weight is at least 2^24·S times each skipped one, so all
 skipped weights of a row together are below 2^−24 of its sum. Bounds are rounded outwards by the
@@ -40,8 +41,10 @@ from zoo.attention.triton.common import (
 # Block sizes of the plan's kernels: query and key tiles, tiles and columns of q and k, chunks of
 # the table, and tiles where little else is held. The interpreter pays per program; the device pays
 # in registers: 8 × 32 tiles on 4 warps take 128 to 168 on sm_90, larger blocks spill.
-QUERIES, VECTOR = (16, 64) if common.INTERPRET.value else (8, 32)
-SEVERAL, COLUMNS = (8, 64) if common.INTERPRET.value else (1, 64)
+QUERIES = 16 if common.INTERPRET.value else 8
+VECTOR = 64 if common.INTERPRET.value else 32
+SEVERAL = 8 if common.INTERPRET.value else 1
+COLUMNS = 64
 CHUNKS = 16
 BLOCK = 64
 
@@ -64,12 +67,12 @@ class Plan:
         cols = torch.empty(2, count, k_tiles, dtype=torch.int32, device=self.rows.device)
         with on_device(cols):
             column_intervals[(count * cdiv(k_tiles, BLOCK),)](
-                cols,
-                self.rows,
-                count,
-                q_tiles,
-                k_tiles,
-                self.geometry.offset,
+                cols=cols,
+                rows=self.rows,
+                count=count,
+                q_tiles=q_tiles,
+                k_tiles=k_tiles,
+                offset=self.geometry.offset,
                 TILE=self.tile,
                 BLOCK=BLOCK,
                 num_warps=4,
@@ -78,10 +81,27 @@ class Plan:
 
 
 SHAPES = [
-    "batch", "heads", "groups", "q_tiles", "k_tiles", "queries", "keys", "columns", "count",
-    "chunk_count", "steps", "lanes", "offset", "window", "origin", "prefix",
-    "scale_batch", "scale_head", "ids_batch", "table_head",
-]  # fmt: skip
+    "batch",
+    "heads",
+    "groups",
+    "q_tiles",
+    "k_tiles",
+    "queries",
+    "keys",
+    "columns",
+    "count",
+    "chunk_count",
+    "steps",
+    "lanes",
+    "offset",
+    "window",
+    "origin",
+    "prefix",
+    "scale_batch",
+    "scale_head",
+    "ids_batch",
+    "table_head",
+]
 
 
 def _kernel(fn):
@@ -98,10 +118,35 @@ def _kernel(fn):
 
 @triton.jit
 def _tile_extremes(
-    program, x, scale, segments, stats, ids, batch, heads, tiles, length, width, lanes, offset, factor, inflate,
-    x_batch, x_head, x_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
-    TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr, IDS: tl.constexpr,
-):  # fmt: skip
+    program,
+    x,
+    scale,
+    segments,
+    stats,
+    ids,
+    batch,
+    heads,
+    tiles,
+    length,
+    width,
+    lanes,
+    offset,
+    factor,
+    inflate,
+    x_batch,
+    x_head,
+    x_row,
+    scale_batch,
+    scale_head,
+    scale_row,
+    ids_batch,
+    ids_column,
+    TILE: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr,
+    IDS: tl.constexpr,
+):
     """Extremes of SEVERAL tiles of rows of a head of row scale·factor·x; norms are rounded up, +∞
     if a value is not finite."""
     blocks = (tiles + SEVERAL - 1) // SEVERAL
@@ -166,13 +211,22 @@ def _tile_extremes(
             tl.store(places + plane, high, mask=mask)
     # The constant 2^-50 covers squares that underflow.
     norm = tl.sqrt(tl.max(squares, axis=1)) * inflate + 8.8817841970012523e-16
+    # The bound of a tile with a value that is not finite is +∞: it is needed.
     tl.store(stats, tl.where(tl.max(wrong, axis=1) > 0, float("inf"), norm), mask=exists)
 
 
 @triton.jit
 def _chunk_extremes(
-    program, table, chunks, heads, columns, count, table_head, TILE: tl.constexpr, CHUNKS: tl.constexpr
-):  # fmt: skip
+    program,
+    table,
+    chunks,
+    heads,
+    columns,
+    count,
+    table_head,
+    TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
     """Minimum and maximum of CHUNKS chunks of one head's table; the maximum is +∞ if there is
     NaN."""
     blocks = (count + CHUNKS - 1) // CHUNKS
@@ -193,13 +247,50 @@ def _chunk_extremes(
 
 @_kernel
 def extremes(
-    q, k, scale, segments, table, q_stats, k_stats, q_ids, k_ids, chunks,
-    batch, heads, groups, q_tiles, k_tiles, queries, keys, width, lanes, offset, factor, inflate, columns,
-    chunk_count, table_head, q_batch, q_head, q_row, k_batch, k_head, k_row, scale_batch, scale_head, scale_row,
-    ids_batch, ids_column,
-    TILE: tl.constexpr, SEVERAL: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
-    SCALED: tl.constexpr, IDS: tl.constexpr, TABLE: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    scale,
+    segments,
+    table,
+    q_stats,
+    k_stats,
+    q_ids,
+    k_ids,
+    chunks,
+    batch,
+    heads,
+    groups,
+    q_tiles,
+    k_tiles,
+    queries,
+    keys,
+    width,
+    lanes,
+    offset,
+    factor,
+    inflate,
+    columns,
+    chunk_count,
+    table_head,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    scale_batch,
+    scale_head,
+    scale_row,
+    ids_batch,
+    ids_column,
+    TILE: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SCALED: tl.constexpr,
+    IDS: tl.constexpr,
+    TABLE: tl.constexpr,
+):
     """Of tiles of queries with their row scale, of tiles of keys, and of chunks of the table, in
     the order of programs."""
     program = tl.program_id(0)
@@ -207,17 +298,67 @@ def extremes(
     k_programs = batch * groups * ((k_tiles + SEVERAL - 1) // SEVERAL)
     if program < q_programs:
         _tile_extremes(
-            program, q, scale, segments, q_stats, q_ids, batch, heads, q_tiles, queries, width, lanes, offset, factor,
-            inflate,
-            q_batch, q_head, q_row, scale_batch, scale_head, scale_row, ids_batch, ids_column,
-            TILE, SEVERAL, COLUMNS, SCALED, IDS,
-        )  # fmt: skip
+            program=program,
+            x=q,
+            scale=scale,
+            segments=segments,
+            stats=q_stats,
+            ids=q_ids,
+            batch=batch,
+            heads=heads,
+            tiles=q_tiles,
+            length=queries,
+            width=width,
+            lanes=lanes,
+            offset=offset,
+            factor=factor,
+            inflate=inflate,
+            x_batch=q_batch,
+            x_head=q_head,
+            x_row=q_row,
+            scale_batch=scale_batch,
+            scale_head=scale_head,
+            scale_row=scale_row,
+            ids_batch=ids_batch,
+            ids_column=ids_column,
+            TILE=TILE,
+            SEVERAL=SEVERAL,
+            COLUMNS=COLUMNS,
+            SCALED=SCALED,
+            IDS=IDS,
+        )
     elif program < q_programs + k_programs:
+        # Keys have no row scale and start at position 0.
         _tile_extremes(
-            program - q_programs, k, k, segments, k_stats, k_ids, batch, groups, k_tiles, keys, width, lanes, 0, 1.0, inflate,
-            k_batch, k_head, k_row, 0, 0, 0, ids_batch, ids_column,
-            TILE, SEVERAL, COLUMNS, False, IDS,
-        )  # fmt: skip
+            program=program - q_programs,
+            x=k,
+            scale=k,
+            segments=segments,
+            stats=k_stats,
+            ids=k_ids,
+            batch=batch,
+            heads=groups,
+            tiles=k_tiles,
+            length=keys,
+            width=width,
+            lanes=lanes,
+            offset=0,
+            factor=1.0,
+            inflate=inflate,
+            x_batch=k_batch,
+            x_head=k_head,
+            x_row=k_row,
+            scale_batch=0,
+            scale_head=0,
+            scale_row=0,
+            ids_batch=ids_batch,
+            ids_column=ids_column,
+            TILE=TILE,
+            SEVERAL=SEVERAL,
+            COLUMNS=COLUMNS,
+            SCALED=False,
+            IDS=IDS,
+        )
     elif TABLE:
         _chunk_extremes(
             program - q_programs - k_programs,
@@ -266,6 +407,7 @@ def _content_and_lanes(stats, tiles, LOWER: tl.constexpr):
         middle = 0.5 * own_low + 0.5 * own_high
         low = tl.load(low_at + tiles, mask=inside, other=0.0)[None, :] - middle[:, None]
         high = tl.load(high_at + tiles, mask=inside, other=0.0)[None, :] - middle[:, None]
+        # inf(q·k) is −sup(q·(−k)).
         if LOWER:
             low, high = -high, -low
         term = _largest_product(
@@ -321,6 +463,7 @@ def _bias(table, reach, tiles, seen, GRID: tl.constexpr, LOWER: tl.constexpr, TI
         high = tl.where(zero, tl.maximum(high, 0.0), high)
     low = low - base[:, None]
     high = high - base[:, None]
+    # As in _content_and_lanes.
     if LOWER:
         low, high = -high, -low
     return _largest_product(scale_low[:, None], scale_high[:, None], low, high)
@@ -348,10 +491,23 @@ def _visible_tiles(tiles, reach, documents, IDS: tl.constexpr):
 
 @triton.jit
 def _floor(
-    stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
-    IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    TILE: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    stats,
+    table,
+    reach,
+    documents,
+    offset,
+    window,
+    own_bias,
+    has_own,
+    epsilon,
+    IDS: tl.constexpr,
+    TABLE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GRID: tl.constexpr,
+    TILE: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """(QUERIES,) a lower bound of each row's largest visible logit, less the row's constant; −∞ if
     there is none."""
     first_row, last_row, keys, first, last = reach
@@ -386,12 +542,40 @@ def _floor(
 
 @_kernel
 def row_intervals(
-    rows, q_stats, k_stats, q_ids, k_ids, entries, chunks, codes,
-    table_head, columns, chunk_count, steps,
-    batch, heads, groups, queries, keys, offset, window, origin, prefix, margin, epsilon, lanes,
-    IDS: tl.constexpr, TABLE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, GRID: tl.constexpr,
-    SCALED: tl.constexpr, TILE: tl.constexpr, QUERIES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
+    rows,
+    q_stats,
+    k_stats,
+    q_ids,
+    k_ids,
+    entries,
+    chunks,
+    codes,
+    table_head,
+    columns,
+    chunk_count,
+    steps,
+    batch,
+    heads,
+    groups,
+    queries,
+    keys,
+    offset,
+    window,
+    origin,
+    prefix,
+    margin,
+    epsilon,
+    lanes,
+    IDS: tl.constexpr,
+    TABLE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GRID: tl.constexpr,
+    SCALED: tl.constexpr,
+    TILE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
     """Key intervals of QUERIES query tiles of one head: their floors, then the first and last tile
     not skipped."""
     q_tiles = (queries + TILE - 1) // TILE
@@ -457,14 +641,38 @@ def row_intervals(
 
     stats = (q_stats + at, k_at, q_plane, k_plane, k_tiles, own_first, own_last, lanes)
     table = (
-        chunks + h * chunk_count, heads * chunk_count, columns, steps, origin, codes, prefix, base, scale_low, scale_high
-    )  # fmt: skip
+        chunks + h * chunk_count,
+        heads * chunk_count,
+        columns,
+        steps,
+        origin,
+        codes,
+        prefix,
+        base,
+        scale_low,
+        scale_high,
+    )
     reach = (first_row, last_row, keys, first, last)
     documents = (q_low, q_high, k_ids + b * k_tiles, batch * k_tiles, k_tiles)
     floor = _floor(
-        stats, table, reach, documents, offset, window, own_bias, has_own, epsilon,
-        IDS, TABLE, CAUSAL, WINDOW, GRID, TILE, VECTOR,
-    ) - margin  # fmt: skip
+        stats,
+        table,
+        reach,
+        documents,
+        offset,
+        window,
+        own_bias,
+        has_own,
+        epsilon,
+        IDS,
+        TABLE,
+        CAUSAL,
+        WINDOW,
+        GRID,
+        TILE,
+        VECTOR,
+    )
+    floor -= margin
     lo = tl.zeros_like(m) + k_tiles
     hi = tl.zeros_like(m)
     for start in range(tl.min(first, axis=0), tl.max(last, axis=0), VECTOR):
@@ -475,7 +683,8 @@ def row_intervals(
             term = _bias(table, reach, tiles, seen, GRID, False, TILE)
             total += term
             size += _finite_size(term)
-        needed = seen & ~(total + epsilon * size < floor[:, None])  # with NaN: needed
+        # `~(… < …)`, so that a tile whose bound is NaN is needed.
+        needed = seen & ~(total + epsilon * size < floor[:, None])
         lo = tl.minimum(lo, tl.min(tl.where(needed, tiles[None, :], k_tiles), axis=1))
         hi = tl.maximum(hi, tl.max(tl.where(needed, tiles[None, :] + 1, 0), axis=1))
     # An empty interval is placed at the row's own tile, so that kernels with larger blocks widen
@@ -537,46 +746,101 @@ def make_plan(call: Operands, budget: float = 24.0 * math.log(2.0)) -> Plan:
     rows = torch.empty(2, count, q_tiles, dtype=torch.int32, device=q.device)
     # Of each tile the norm, the minimum and maximum of each lane, and of the row scale; the
     # smallest and largest document id.
-    planes = 1 + 2 * g.lanes
-    q_stats = torch.empty(
-        planes + 2 * (row_scale is not None), count, q_tiles, dtype=torch.float32, device=q.device
-    )
-    k_stats = torch.empty(planes, g.batch * g.groups, k_tiles, dtype=torch.float32, device=q.device)
-    q_ids, k_ids = (
-        torch.empty(
-            2, g.batch, 0 if segments is None else tiles, dtype=torch.int32, device=q.device
-        )
-        for tiles in (q_tiles, k_tiles)
-    )
+    q_planes = 1 + 2 * g.lanes
+    k_planes = q_planes
+    if row_scale is not None:
+        q_planes += 2
+    id_tiles = (0, 0) if segments is None else (q_tiles, k_tiles)
+    device = q.device
+    q_stats = torch.empty(q_planes, count, q_tiles, dtype=torch.float32, device=device)
+    k_stats = torch.empty(k_planes, g.batch * g.groups, k_tiles, dtype=torch.float32, device=device)
+    q_ids = torch.empty(2, g.batch, id_tiles[0], dtype=torch.int32, device=device)
+    k_ids = torch.empty(2, g.batch, id_tiles[1], dtype=torch.int32, device=device)
     # Of each chunk of `tile` columns of the table the minimum and maximum, +∞ for NaN.
-    chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=q.device)
-    entries, table_head = (q_stats, 0) if table is None else (table, table.stride(0))
-    flags = {
+    chunks = torch.empty(2, g.heads, chunk_count, dtype=torch.float32, device=device)
+    # What a call does not have is any tensor, whose values no kernel reads.
+    entries = q_stats if table is None else table
+    table_head = 0 if table is None else table.stride(0)
+    q_batch, q_head, q_row = q.stride()[:3]
+    k_batch, k_head, k_row = k.stride()[:3]
+    scale_head, scale_row = (0, 0) if row_scale is None else row_scale.stride()[1:]
+    ids_batch, ids_column = (0, 0) if segments is None else segments.stride()
+    # Arguments of both kernels.
+    shared: dict[str, object] = {
+        "q_stats": q_stats,
+        "k_stats": k_stats,
+        "q_ids": q_ids,
+        "k_ids": k_ids,
+        "chunks": chunks,
+        "batch": g.batch,
+        "heads": g.heads,
+        "groups": g.groups,
+        "queries": g.queries,
+        "keys": g.keys,
+        "lanes": g.lanes,
+        "offset": g.offset,
+        "columns": columns,
+        "chunk_count": chunk_count,
+        "table_head": table_head,
         "SCALED": row_scale is not None,
         "IDS": segments is not None,
         "TABLE": table is not None,
         "TILE": tile,
     }
-    programs = [count * cdiv(q_tiles, SEVERAL), g.batch * g.groups * cdiv(k_tiles, SEVERAL)]
-    programs += [g.heads * cdiv(chunk_count, CHUNKS)]
+    q_programs = count * cdiv(q_tiles, SEVERAL)
+    k_programs = g.batch * g.groups * cdiv(k_tiles, SEVERAL)
+    table_programs = g.heads * cdiv(chunk_count, CHUNKS)
     with on_device(q):
-        extremes[(sum(programs),)](
-            q, k, q if row_scale is None else row_scale, q if segments is None else segments, entries,
-            q_stats, k_stats, q_ids, k_ids, chunks,
-            g.batch, g.heads, g.groups, q_tiles, k_tiles, g.queries, g.keys, g.width_k, g.lanes, g.offset,
-            g.softmax_scale, 1.0 + (g.width_k + 8) * 2.0**-23, columns, chunk_count, table_head,
-            *q.stride()[:3], *k.stride()[:3], scale_stride(row_scale),
-            *((0, 0) if row_scale is None else row_scale.stride()[1:]), *((0, 0) if segments is None else segments.stride()),
-            **flags, SEVERAL=SEVERAL, COLUMNS=COLUMNS, CHUNKS=CHUNKS, num_warps=4,
-        )  # fmt: skip
-        row_intervals[(count * cdiv(q_tiles, QUERIES),)](
-            rows, q_stats, k_stats, q_ids, k_ids, entries, chunks, call.codes,
-            table_head, columns, chunk_count, _chunks_per_tile(g, tile),
-            g.batch, g.heads, g.groups, g.queries, g.keys, g.offset, g.window, columns // 2 if grid else g.origin,
-            g.prefix, budget + math.log(g.keys) + 1e-3, (g.lanes + 16) * 2.0**-23,
-            g.lanes, **flags, CAUSAL=g.causal, WINDOW=g.window > 0, GRID=grid, QUERIES=QUERIES, VECTOR=VECTOR,
+        extremes[(q_programs + k_programs + table_programs,)](
+            q=q,
+            k=k,
+            scale=q if row_scale is None else row_scale,
+            segments=q if segments is None else segments,
+            table=entries,
+            q_tiles=q_tiles,
+            k_tiles=k_tiles,
+            width=g.width_k,
+            factor=g.softmax_scale,
+            # A norm is rounded up by the error of a sum of that many squares.
+            inflate=1.0 + (g.width_k + 8) * 2.0**-23,
+            q_batch=q_batch,
+            q_head=q_head,
+            q_row=q_row,
+            k_batch=k_batch,
+            k_head=k_head,
+            k_row=k_row,
+            scale_batch=scale_stride(row_scale),
+            scale_head=scale_head,
+            scale_row=scale_row,
+            ids_batch=ids_batch,
+            ids_column=ids_column,
+            SEVERAL=SEVERAL,
+            COLUMNS=COLUMNS,
+            CHUNKS=CHUNKS,
             num_warps=4,
-        )  # fmt: skip
+            **shared,
+        )
+        row_intervals[(count * cdiv(q_tiles, QUERIES),)](
+            rows=rows,
+            entries=entries,
+            codes=call.codes,
+            steps=_chunks_per_tile(g, tile),
+            window=g.window,
+            origin=columns // 2 if grid else g.origin,
+            prefix=g.prefix,
+            # Below the floor by so much a tile is skipped: the 24·ln 2 + ln S of this file's head,
+            # and a little.
+            margin=budget + math.log(g.keys) + 1e-3,
+            # Relative error of a bound's sum.
+            epsilon=(g.lanes + 16) * 2.0**-23,
+            CAUSAL=g.causal,
+            WINDOW=g.window > 0,
+            GRID=grid,
+            QUERIES=QUERIES,
+            VECTOR=VECTOR,
+            num_warps=4,
+            **shared,
+        )
     return Plan(rows, g, tile)
 
 
@@ -585,10 +849,15 @@ def skipped_share(call: Operands) -> float:
 
     A tile is visible unless causality, the window or disjoint document id ranges hide all of it.
     """
-    needed, seen = (
-        (hi - lo).sum().item() for lo, hi in (make_plan(call).rows, make_plan(call, math.inf).rows)
-    )
-    return 1.0 - needed / seen if seen else 0.0
+
+    def tile_count(plan: Plan) -> float:
+        lo, hi = plan.rows
+        return (hi - lo).sum().item()
+
+    visible = tile_count(make_plan(call, math.inf))
+    if not visible:
+        return 0.0
+    return 1.0 - tile_count(make_plan(call)) / visible
 
 
 def _chunks_per_tile(g: Geometry, tile: int) -> int:

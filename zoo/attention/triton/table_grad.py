@@ -48,9 +48,26 @@ PROGRAMS = 1024
 MOST_PARTS = 8
 
 LENGTHS = [
-    "batch", "heads", "share", "queries", "keys", "offset", "window", "origin", "columns", "lines", "line_q", "line_k",
-    "prefix", "low", "diagonals", "batch_parts", "tile_parts", "q_tiles", "scale_b",
-]  # fmt: skip
+    "batch",
+    "heads",
+    "share",
+    "queries",
+    "keys",
+    "offset",
+    "window",
+    "origin",
+    "columns",
+    "lines",
+    "line_q",
+    "line_k",
+    "prefix",
+    "low",
+    "diagonals",
+    "batch_parts",
+    "tile_parts",
+    "q_tiles",
+    "scale_b",
+]
 
 
 @triton.jit
@@ -78,13 +95,50 @@ def _needed(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def _diagonal(
-    grad_out, q, k, v, table, row_scale, segments, lse, delta, plan, partial,
-    scale_b, batch, heads, share, queries, keys, offset, window, origin, columns, lines, line_q, line_k, prefix, low, diagonals,
-    batch_parts, tile_parts, q_tiles, factor,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, LANES: tl.constexpr, DL: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, CAUSAL: tl.constexpr, GRID: tl.constexpr, PARTS: tl.constexpr,
-    TMA: tl.constexpr
-):  # fmt: skip
+    grad_out,
+    q,
+    k,
+    v,
+    table,
+    row_scale,
+    segments,
+    lse,
+    delta,
+    plan,
+    partial,
+    scale_b,
+    batch,
+    heads,
+    share,
+    queries,
+    keys,
+    offset,
+    window,
+    origin,
+    columns,
+    lines,
+    line_q,
+    line_k,
+    prefix,
+    low,
+    diagonals,
+    batch_parts,
+    tile_parts,
+    q_tiles,
+    factor,
+    WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    LANES: tl.constexpr,
+    DL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GRID: tl.constexpr,
+    PARTS: tl.constexpr,
+    TMA: tl.constexpr,
+):
     """One part of the walk down one diagonal of blocks, of one head and, on a grid, one difference
     of rows of patches.
 
@@ -136,12 +190,12 @@ def _diagonal(
         first = first + tile_part * length
         last = tl.maximum(tl.minimum(last, first + length), first)
         middle = tl.minimum(tl.maximum(edge, first), last)
-        opaque_zero = b_at // batch  # see tile_at
+        # See tile_at.
+        opaque_zero = b_at // batch
         if PARTS == 1:
             middle = first
-        for edges in tl.static_range(
-            2 - PARTS, 2
-        ):  # 0: tiles inside the lines, 1: tiles at their ends
+        # 0: tiles inside the lines, 1: tiles at their ends.
+        for edges in tl.static_range(2 - PARTS, 2):
             begin = middle if edges == 1 else first
             count = last - middle if edges == 1 else middle - first
             walk = count
@@ -206,12 +260,10 @@ def _diagonal(
     # Entries with bias −∞ are hidden in every tile of the diagonal; discard whatever they
     # accumulated.
     total = tl.where(bias == float("-inf"), 0.0, total)
-    r += turn // (
-        turn + lines
-    )  # adds an opaque 0: recompute r instead of keeping it in registers across the loops
-    sheared = tl.gather(
-        total, (r - c + BLOCK) % BLOCK, 1
-    )  # column s: r − c = s from row s on, s − BLOCK above it
+    # Adds an opaque 0: r is computed again and not kept in registers across the loops.
+    r += turn // (turn + lines)
+    # Rotates row r by r. Column s then has r − c = s from row s on, s − BLOCK above it.
+    sheared = tl.gather(total, (r - c + BLOCK) % BLOCK, 1)
     at = partial + (part * heads + h) * (differences * diagonals * 2 * BLOCK)
     at += ((dy + lines - 1) * diagonals + place) * 2 * BLOCK + tl.arange(0, BLOCK)
     tl.store(at, tl.sum(tl.where(r < c, sheared, 0.0), 0))
@@ -247,7 +299,8 @@ def _assemble(partial: Tensor, low: int, origin: int, columns: int) -> Tensor:
     lower = partial[..., :block]
     upper = partial[..., block:]
     line = (F.pad(upper, (0, 0, 1, 0)) + F.pad(lower, (0, 0, 0, 1))).flatten(-2)
-    start = (low - 1) * block + origin  # column of the first entry
+    # Column of the first entry.
+    start = (low - 1) * block + origin
     begin = max(start, 0)
     end = min(start + line.shape[-1], columns)
     if end <= begin:
@@ -267,15 +320,21 @@ def table_gradient(
     g = call.geometry
     table2 = call.table2
     assert table2 is not None
-    q, k, v = (last_axis_contiguous(x) for x in (call.q, call.k, call.v))
-    row_scale, segments = (
-        None if x is None else x.contiguous() for x in (call.row_scale, call.segments)
-    )
+    q = last_axis_contiguous(call.q)
+    k = last_axis_contiguous(call.k)
+    v = last_axis_contiguous(call.v)
+    row_scale = None if call.row_scale is None else call.row_scale.contiguous()
+    segments = None if call.segments is None else call.segments.contiguous()
     grad_out, lse2, delta, _ = upstream
     grid = g.grid_width > 0
-    line_q, line_k, lines = (
-        (g.grid_width, g.grid_width, g.grid_height) if grid else (g.queries, g.keys, 1)
-    )
+    if grid:
+        line_q = g.grid_width
+        line_k = g.grid_width
+        lines = g.grid_height
+    else:
+        line_q = g.queries
+        line_k = g.keys
+        lines = 1
     options = shape_options(g)
     width = max(options["DK"], options["DV"])
     block, warps, stages = (BLOCKS_16 if q.element_size() == 2 else BLOCKS_32)[width]
@@ -283,25 +342,65 @@ def table_gradient(
     if grid:
         block = min(block, padded_width(g.grid_width))
     low, diagonals = _diagonal_range(g, line_q, line_k, block, constant_from)
-    programs = g.heads * (2 * lines - 1) * diagonals
+    differences = 2 * lines - 1
+    programs = g.heads * differences * diagonals
+    # The batch is split first; then a line, at most into its blocks.
     parts = min(MOST_PARTS, cdiv(PROGRAMS, programs))
     batch_parts = min(parts, g.batch)
-    tile_parts = 1 if grid else max(1, min(parts // batch_parts, cdiv(min(line_q, line_k), block)))
+    tile_parts = 1
+    if not grid:
+        tile_parts = max(1, min(parts // batch_parts, cdiv(min(line_q, line_k), block)))
     parts = batch_parts * tile_parts
-    partial = lse2.new_empty(parts, g.heads, 2 * lines - 1, diagonals, 2 * block)
+    partial = lse2.new_empty(parts, g.heads, differences, diagonals, 2 * block)
     columns = table2.shape[-1]
     with on_device(q):
         tma = not (grid or options["LANES"]) and describable(grad_out, q, k, v)
+
+        def tiles_of(x: Tensor) -> object:
+            return descriptor(x, block) if tma else strided(x)
+
         _diagonal[(parts * programs,)](
-            *(descriptor(x, block) if tma else strided(x) for x in (grad_out, q, k, v)),
-            table2, row_scale, segments, lse2, delta,
-            None if plan is None or grid else plan.rows, partial, scale_stride(row_scale),
-            g.batch, g.heads, g.heads // g.groups, g.queries, g.keys, g.offset, g.window or None,
-            columns // 2 if grid else g.origin, columns, lines, line_q, line_k, g.prefix, low, diagonals,
-            batch_parts, tile_parts, cdiv(g.queries, common.TILE), g.factor,
-            BLOCK=block, TILE=common.TILE, GRID=grid, PARTS=loops(q, segments), TMA=tma,
-            num_warps=4 if tma else warps, num_stages=stages, **options,
-        )  # fmt: skip
+            grad_out=tiles_of(grad_out),
+            q=tiles_of(q),
+            k=tiles_of(k),
+            v=tiles_of(v),
+            table=table2,
+            row_scale=row_scale,
+            segments=segments,
+            lse=lse2,
+            delta=delta,
+            # The plan's tiles are of tokens, which on a grid lie on no such diagonals.
+            plan=None if plan is None or grid else plan.rows,
+            partial=partial,
+            scale_b=scale_stride(row_scale),
+            batch=g.batch,
+            heads=g.heads,
+            share=g.heads // g.groups,
+            queries=g.queries,
+            keys=g.keys,
+            offset=g.offset,
+            window=g.window or None,
+            origin=columns // 2 if grid else g.origin,
+            columns=columns,
+            lines=lines,
+            line_q=line_q,
+            line_k=line_k,
+            prefix=g.prefix,
+            low=low,
+            diagonals=diagonals,
+            batch_parts=batch_parts,
+            tile_parts=tile_parts,
+            q_tiles=cdiv(g.queries, common.TILE),
+            factor=g.factor,
+            BLOCK=block,
+            TILE=common.TILE,
+            GRID=grid,
+            PARTS=loops(q, segments),
+            TMA=tma,
+            num_warps=4 if tma else warps,
+            num_stages=stages,
+            **options,
+        )
     partial = partial.sum(0)
     if grid:
         return _assemble(partial, low, g.grid_width - 1, 2 * g.grid_width - 1).flatten(1)

@@ -214,6 +214,7 @@ def _dkdv(
     delta,
     plan,
     codes,
+    # Strides and sizes, as LENGTHS says.
     scale_b,
     table_h,
     heads,
@@ -429,6 +430,7 @@ def _dq(
     d_scale,
     d_params,
     jacobian_p,
+    # Strides and sizes, as LENGTHS says.
     scale_b,
     table_h,
     heads,

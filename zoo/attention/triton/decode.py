@@ -94,6 +94,7 @@ def _partial(
     segments,
     out,
     lse,
+    # Strides and sizes, as LENGTHS says.
     skb,
     skg,
     sks,

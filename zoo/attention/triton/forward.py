@@ -247,6 +247,7 @@ def _forward(
     codes,
     out,
     lse,
+    # Strides and sizes, as LENGTHS says.
     ssb,
     sth,
     heads,
@@ -371,7 +372,8 @@ def attention_forward(call: Operands, plan: Plan | None = None) -> tuple[Tensor,
         ahead = not (g.grid_width or padded_lanes or (crowded and dk > 64)) and describable(k, v)
         if ahead:
             wide = dk > 64 and (segments is not None or (row_scale is not None and plan is None))
-            bm, bn, warps, stages = AHEAD[wide or g.window > 0]
+            block = AHEAD[1] if wide or g.window > 0 else AHEAD[0]
+            bm, bn, warps, stages = block
         elif on_grid_alone and even and q.element_size() == 2 and max(dk, dv) <= 64:
             bm, bn, warps, stages = GRID_64
         else:

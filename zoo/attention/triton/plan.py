@@ -80,6 +80,7 @@ class Plan:
         return cols
 
 
+# Sizes and strides that change from call to call and must not trigger recompilation.
 SHAPES = [
     "batch",
     "heads",
@@ -124,6 +125,7 @@ def _tile_extremes(
     segments,
     stats,
     ids,
+    # Sizes and strides, as SHAPES says.
     batch,
     heads,
     tiles,
@@ -257,6 +259,7 @@ def extremes(
     q_ids,
     k_ids,
     chunks,
+    # Sizes and strides, as SHAPES says.
     batch,
     heads,
     groups,
@@ -550,6 +553,7 @@ def row_intervals(
     entries,
     chunks,
     codes,
+    # Sizes and strides, as SHAPES says.
     table_head,
     columns,
     chunk_count,

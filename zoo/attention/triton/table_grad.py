@@ -106,6 +106,7 @@ def _diagonal(
     delta,
     plan,
     partial,
+    # Strides and sizes, as LENGTHS says.
     scale_b,
     batch,
     heads,

@@ -1,13 +1,15 @@
-"""Facts in words, and questions for them, drawn from a grammar (`assets/grammars.toml` has two that
-share nothing). `modalities.text.rows` makes training rows of them.
+"""Facts in words, and questions for them, drawn from a grammar.
+
+`assets/grammars.toml` has the grammars: those of training and of evaluation share no wording and no
+name. `modalities.text.rows` makes training rows of facts.
 
     statement   " The door code of Anna is 48213."
     question    " What is the door code of Anna? The door code of Anna is"
     answer      " 48213"
 
-A fact is a subject and a random value. Wordings are of a list, or invented of random words and
-words of the surrounding text. The order of the random draws decides the facts: it is part of what
-recipes and evaluators name by a seed.
+A fact is a subject and a random value. A wording comes from a list, or is invented from random
+words and words of the surrounding text. A change in the order of the random draws changes the facts
+that recipes and evaluators name by a seed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from modalities.tokenizers.encoding import Tokenizer
 T = TypeVar("T")
 # Pieces that are tokenised one by one, so that a value is cut alike wherever it stands.
 Sentence = tuple[str, ...]
-# Draws of a subject that is not taken yet.
+# Draws for each fact until its subject differs from those of earlier facts, and draws of a wording.
 TRIES = 50
 
 
@@ -44,8 +46,7 @@ def pick_sometimes(rng: np.random.Generator, options: Sequence[str]) -> str:
 
 
 class Wording(NamedTuple):
-    """A statement and its question with "{name}" and "{noun}"; the statement has "|" for the
-    value."""
+    """A statement, with "|" for its value, and its question; both with "{name}" and "{noun}"."""
 
     statement: str
     question: str
@@ -60,10 +61,12 @@ class Wording(NamedTuple):
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact in words: the statement is (before, value, after); the question leads up to the
-    value.
+    """One fact in words.
 
-    wording: statement and question without names.  kind: of value, one of VALUES or a pattern.
+    statement: (before, value, after).
+    question: the text up to the value.
+    wording: statement and question with placeholders in place of names.
+    kind: kind of value, one of VALUE_KINDS or a pattern.
     """
 
     statement: Sentence
@@ -81,15 +84,19 @@ class Fact:
 class Grammar:
     """Wordings, and the words that fill them.
 
-    names: lists of names, a kind each.
-    nouns: what has a value.
-    openings, endings, asks: said before a statement, behind it, before a question.
-    asides: sentences with a number at "|".
-    codes, syllables: of names made of letters and a number, and of invented names.
+    names: lists of names, each a kind of name.
+    nouns: things that have a value, such as "door code".
+    openings: phrases before a statement.
+    endings: phrases after a statement.
+    asks: phrases before a question.
+    asides: sentences with a number at "|", which nothing asks for.
+    codes: formats of names that are made of letters and a number.
+    syllables: parts of invented names and words.
     words: values that are words.
     patterns: values of further kinds: "9" stands for a digit, "A" for a capital, "f" for a
         hexadecimal digit.
-    frame_words, frame_marks: of invented wordings, and of names.
+    frame_words: words of invented wordings and of names of two words.
+    frame_marks: punctuation of invented wordings.
     invented: share of wordings that are invented.
     reworded: share of invented wordings whose question has other words than the statement.
     """
@@ -127,17 +134,20 @@ class Grammar:
             entries += names
         return frozenset(" ".join(entries).lower().split())
 
-    def subjects(self, wording: Wording, kind: int) -> float:
-        """How many subjects of a kind a wording tells apart; inf where names are invented."""
+    def count_subjects(self, wording: Wording, name_kind: int) -> float:
+        """How many subjects a wording tells apart; inf where names are invented."""
         if "{name}" not in wording.question:
             return len(self.nouns)
-        if kind < len(self.names):
-            return len(self.names[kind])
+        if name_kind < len(self.names):
+            return len(self.names[name_kind])
         return math.inf
 
-    def draw_kind(self, rng: np.random.Generator) -> int:
-        """A kind of name, half of the time one of the lists. The kinds after those: invented
-        names, each of `codes`, two words."""
+    def draw_name_kind(self, rng: np.random.Generator) -> int:
+        """The number of a kind of name; half of the draws are one of the lists `names`.
+
+        Kinds are numbered: the lists of `names`, invented names, each format of `codes`, and two
+        words.
+        """
         invented = len(self.names)
         if rng.random() < 0.5:
             return int(rng.integers(invented))
@@ -149,7 +159,7 @@ class Grammar:
         return pick(rng, pick(rng, groups))
 
     def draw_name(self, rng: np.random.Generator, kind: int, text: Sequence[str]) -> str:
-        """A name of a kind, as `draw_kind` numbers them."""
+        """A name of a kind, as `draw_name_kind` numbers them."""
         invented = len(self.names)
         if kind < invented:
             return pick(rng, self.names[kind])
@@ -170,7 +180,7 @@ class Grammar:
         return "".join(pick(rng, self.syllables) for _ in range(count))
 
     def draw_word(self, rng: np.random.Generator, text: Sequence[str]) -> str:
-        """A word of the text, of the list, or an invented one."""
+        """A word of the text, of `frame_words`, or an invented one."""
         share = rng.random()
         if share < 0.25:
             return self.invent(rng, 2, 4)
@@ -179,13 +189,13 @@ class Grammar:
         return pick(rng, self.frame_words)
 
     def draw_wording(self, rng: np.random.Generator, text: Sequence[str]) -> Wording:
-        """A wording of the list, or an invented one."""
+        """A wording of `wordings`, or an invented one."""
         if not self.invented or rng.random() > self.invented:
             return pick(rng, self.wordings)
         return self.invent_wording(rng, text)
 
     def invent_wording(self, rng: np.random.Generator, text: Sequence[str]) -> Wording:
-        """Random words around the name, which the question repeats or has others for."""
+        """Random words around the name; the question repeats them or has others."""
         frame = self.draw_frame(rng, text)
         lead = ""
         if rng.random() < 0.3:
@@ -215,7 +225,7 @@ class Grammar:
 
 
 def _grammar(table: Mapping[str, Any]) -> Grammar:
-    """A grammar of the file, whose names are people, adjectives with things, and places."""
+    """The grammar of a table; its names are people, things with an adjective, and places."""
     lists: dict[str, tuple[str, ...]] = {}
     for key, entry in table.items():
         if key not in ("wordings", "invented", "reworded"):
@@ -236,14 +246,14 @@ def _grammar(table: Mapping[str, Any]) -> Grammar:
 
 _FILE = Path(__file__).parent / "assets" / "grammars.toml"
 _TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-# "wide" adds to "train", and "other" replaces in "heldout".
+# "wide" adds wordings to "train"; entries of "other" replace those of "heldout".
 _WIDE_WORDINGS = _TABLES["train"]["wordings"] + _TABLES["wide"]["wordings"]
 TRAIN = _grammar(_TABLES["train"])
 HELDOUT = _grammar(_TABLES["heldout"])
 WIDE = _grammar({**_TABLES["train"], **_TABLES["wide"], "wordings": _WIDE_WORDINGS})
 OTHER = _grammar(_TABLES["heldout"] | _TABLES["other"])
 
-# TRAINING has the values of `data.facts_wordings`, GRAMMARS the templates of prompts.
+# Keys of TRAINING are the values of `data.facts_wordings`, keys of GRAMMARS templates of prompts.
 TRAINING = {"train": TRAIN, "wide": WIDE}
 GRAMMARS = {
     "train": replace(TRAIN, invented=0.0),
@@ -252,7 +262,7 @@ GRAMMARS = {
     "other": OTHER,
 }
 
-VALUES = ("digits", "number", "letters", "word")
+VALUE_KINDS = ("digits", "number", "letters", "word")
 # What the marks of a pattern stand for; other characters stand for themselves.
 ALPHABETS = {"9": "0123456789", "A": "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "f": "0123456789abcdef"}
 
@@ -266,14 +276,14 @@ def draw_digits(rng: np.random.Generator, count: int = 5) -> str:
 
 
 def draw_value_kind(rng: np.random.Generator, grammar: Grammar) -> str:
-    """One of VALUES, numbers twice as often, or a pattern."""
+    """A pattern of the grammar, or one of VALUE_KINDS, "number" twice as often."""
     if grammar.patterns and rng.random() < 0.5:
         return pick(rng, grammar.patterns)
     return pick(rng, ("digits", "number", "number", "letters", "word"))
 
 
 def draw_value(rng: np.random.Generator, grammar: Grammar, kind: str) -> str:
-    """A value of a kind, one of VALUES or a pattern."""
+    """A value of a kind, which is one of VALUE_KINDS or a pattern."""
     if kind == "digits":
         return draw_digits(rng)
     if kind == "number":
@@ -293,38 +303,41 @@ def draw_facts(
     grammar: Grammar,
     count: int,
     *,
-    value: str | None = None,
+    value_kind: str | None = None,
     alike: bool | None = None,
     text: Sequence[str] = (),
 ) -> list[Fact]:
     """`count` facts about different subjects; ValueError for more than the grammar has.
 
-    value: the kind of all values; drawn where None.
+    value_kind: the kind of all values; drawn where None.
     alike: all in one wording and of one kind of name, so that only names (or nouns) tell them
         apart; drawn where None.
-    text: words that invented wordings and names may have.
+    text: words that invented wordings and names may use.
     """
     if alike is None:
         alike = bool(rng.random() < 0.75)
-    # Whether it is one name that has several nouns.
+    # Whether facts that are alike share the name and differ in the noun.
     by_noun = bool(rng.random() < 0.3) and count <= len(grammar.nouns) // 2
-    if value is None:
-        value = draw_value_kind(rng, grammar)
+    if value_kind is None:
+        value_kind = draw_value_kind(rng, grammar)
     facts: list[Fact] = []
-    # Questions, and what tells a statement from others: two wordings may state alike.
+    # Questions and subjects of the facts so far. Both are compared: two wordings with different
+    # questions may make the same statement.
     earlier: set[str] = set()
     for _ in range(TRIES * count):
         if not facts or not alike:
-            wording, kind = _draw_wording(rng, grammar, text, 2 * count if alike else 0)
+            # Twice as many subjects as facts, so that few draws of a subject repeat one.
+            least = 2 * count if alike else 0
+            wording, name_kind = _draw_wording(rng, grammar, text, least)
             noun = pick(rng, grammar.nouns)
-            name = grammar.draw_name(rng, kind, text)
+            name = grammar.draw_name(rng, name_kind, text)
             opening = pick_sometimes(rng, grammar.openings)
             ending = pick_sometimes(rng, grammar.endings)
             ask = pick_sometimes(rng, grammar.asks)
         if "{name}" not in wording.question or (by_noun and "{noun}" in wording.question):
             noun = pick(rng, grammar.nouns)
         else:
-            name = grammar.draw_name(rng, kind, text)
+            name = grammar.draw_name(rng, name_kind, text)
         statement = wording.statement.format(name=name, noun=noun)
         question = wording.question.format(name=name, noun=noun)
         before, after = statement.split("|")
@@ -334,10 +347,11 @@ def draw_facts(
         earlier.update((question, subject))
         sentence = (
             _sentence(opening, before),
-            " " + draw_value(rng, grammar, value),
+            " " + draw_value(rng, grammar, value_kind),
             f"{after} {ending}".rstrip(),
         )
-        facts.append(Fact(sentence, _sentence(ask, question), " ".join(wording), value))
+        fact = Fact(sentence, _sentence(ask, question), " ".join(wording), value_kind)
+        facts.append(fact)
         if len(facts) == count:
             return facts
     raise ValueError(f"the grammar has no {count} facts to tell apart")
@@ -346,18 +360,20 @@ def draw_facts(
 def _draw_wording(
     rng: np.random.Generator, grammar: Grammar, text: Sequence[str], least: int
 ) -> tuple[Wording, int]:
-    """A wording and a kind of name, which together have at least so many subjects if `TRIES` draws
-    give any."""
+    """A wording and a kind of name with at least `least` subjects.
+
+    Where none of `TRIES` draws has so many, the last draw.
+    """
     for _ in range(TRIES):
         wording = grammar.draw_wording(rng, text)
-        kind = grammar.draw_kind(rng)
-        if grammar.subjects(wording, kind) >= least:
+        name_kind = grammar.draw_name_kind(rng)
+        if grammar.count_subjects(wording, name_kind) >= least:
             break
-    return wording, kind
+    return wording, name_kind
 
 
 def _sentence(opening: str, words: str) -> str:
-    """The words behind a space: after the opening as they are, else with a capital."""
+    """The words after a space and the opening; without an opening they get a capital."""
     if opening:
         return f" {opening} {words}".rstrip()
     return f" {words[:1].upper()}{words[1:]}".rstrip()
@@ -365,20 +381,19 @@ def _sentence(opening: str, words: str) -> str:
 
 @lru_cache(maxsize=4)
 def _ends(tokenizer: Tokenizer) -> np.ndarray:
-    """(V,) which tokens end a sentence."""
+    """(V,) bool: which tokens end a sentence."""
     texts = (tokenizer.decode([token]).rstrip() for token in range(tokenizer.vocab_size))
     return np.array([text.endswith((".", "?", "!")) for text in texts])
 
 
 def sentence_ends(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
-    """The places n, 0 and the end among them, at which ids[:n] ends with a token that ends a
-    sentence."""
+    """The places n at which ids[:n] ends with a sentence, with 0 and the end; ascending."""
     inner = np.flatnonzero(_ends(tokenizer)[ids]) + 1
     return np.unique(np.concatenate([[0], inner, [len(ids)]]))
 
 
 def insert(text: np.ndarray, parts: Sequence[tuple[int, np.ndarray]]) -> list[np.ndarray]:
-    """Pieces of `text` (…, N), around each part at its place; places ascend."""
+    """`text` (…, N) as pieces, with each part at its place between them; places ascend."""
     first, *others = np.split(text, [place for place, _ in parts], axis=-1)
     pieces = [first]
     for (_, part), piece in zip(parts, others, strict=True):

@@ -24,12 +24,14 @@ from modalities.tokenizers.outside import make_fast
 
 
 def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a spec for `transformers`: the same ids, behind BOS, also of text that
-    spells "<bos>". Errors as in `load_tokenizer`."""
+    """The tokenizer of a spec as one of `transformers`; errors as in `load_tokenizer`.
+
+    It gives the same ids with BOS before them. Text that spells "<bos>" stays plain text.
+    """
     tokenizer = load_tokenizer(spec)
-    special = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
+    special_ids = dict(bos=tokenizer.bos_id, eos=tokenizer.eos_id, pad=tokenizer.pad_id)
     if isinstance(tokenizer, BPETokenizer):
-        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special)
+        return make_fast(Tokenizer.from_str(tokenizer.backend.to_str()), **special_ids)
     if isinstance(tokenizer, OutsideTokenizer):
         backend = getattr(tokenizer.inner, "backend_tokenizer", None)
         if backend is None:
@@ -37,13 +39,14 @@ def fast_tokenizer(spec: str) -> PreTrainedTokenizerFast:
                 f"tokenizer {spec!r} is not of the library `tokenizers`, "
                 "which transformers' form needs"
             )
-        return make_fast(Tokenizer.from_str(backend.to_str()), **special)
+        return make_fast(Tokenizer.from_str(backend.to_str()), **special_ids)
+    # A token is a byte: BPE without merges over the letters by which ByteLevel writes bytes.
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    vocabulary |= {f"<{role}>": number for role, number in special.items()}
+    vocabulary |= {f"<{role}>": token_id for role, token_id in special_ids.items()}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return make_fast(backend, **special)
+    return make_fast(backend, **special_ids)
 
 
 class PriorzooTextConfig(PriorzooConfig):

@@ -24,16 +24,18 @@ from zoo.catalog import list_models, load_model
 from zoo.errors import check_options, nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Tokens, more than any text has: the harness cuts nothing.
 UNLIMITED = 2**31 - 1
 
 
 @register_model("priorzoo")
 class PriorzooLM(HFLM):
-    """The `transformers` form of a text model behind the harness' own class. BOS precedes every
-    text, as in training.
+    """A text model in its `transformers` form, as the harness' class for Hugging Face's models.
 
-    pretrained: a name with weights, the folder of a run, a checkpoint or `save_pretrained`; or
-        hf:NAME, a model of transformers or an adapter, as `priorzoo evaluate` takes it.
+    BOS precedes every text, as in training.
+
+    pretrained: a name with weights; the folder of a run, of a checkpoint or of `save_pretrained`;
+        or hf:NAME, a model of transformers or an adapter, as `priorzoo evaluate` takes it.
     dtype: float32 or bfloat16, of the weights and of the forward pass. Softmaxes are taken in
         float32.
     device: such as cuda:1; the CPU where torch sees no CUDA device.
@@ -50,6 +52,7 @@ class PriorzooLM(HFLM):
         max_length: int | None = None,
         **unknown: object,
     ) -> None:
+        # An error for any of `unknown`, with the nearest argument of this class.
         check_options(
             "the model priorzoo", type(self), {"pretrained", *unknown}, fixed=("unknown",)
         )
@@ -79,11 +82,14 @@ class PriorzooLM(HFLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, object], additional_config: dict[str, object] | None = None
     ) -> Self:
-        """From model_args, and the harness' own options, of which its command always gives a batch
-        size: model_args win."""
+        """The model of `--model_args`, which win over the harness' other options.
+
+        Those always name a batch size, and are None where they were not given.
+        """
         config = additional_config or {}
         options = {name: value for name, value in config.items() if value is not None}
-        return cls(**options | arg_dict)  # type: ignore[arg-type]
+        options |= arg_dict
+        return cls(**options)  # type: ignore[arg-type]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -98,7 +104,7 @@ class PriorzooLM(HFLM):
 
 
 def _load(name: str) -> CausalLM:
-    """The text model of a name with weights, or in a folder."""
+    """The text model with weights of this name, or in this folder."""
     if not Path(name).is_dir():
         names = list_models("text_*", pretrained=True)
         if name not in names:

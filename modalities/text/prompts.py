@@ -250,13 +250,13 @@ class Template:
         """(statements, the question for the first of them with its answer, its wording and kind of
         value)."""
         if self.grammar is not None:
-            value = "digits"
+            value_kind = "digits"
             if self.grammar.patterns and rng.random() < 0.5:
-                value = pick(rng, self.grammar.patterns)
-            facts = draw_facts(rng, self.grammar, self.facts, value=value, alike=True)
+                value_kind = pick(rng, self.grammar.patterns)
+            facts = draw_facts(rng, self.grammar, self.facts, value_kind=value_kind, alike=True)
             statements = [fact.statement for fact in facts]
             target = facts[0]
-            return statements, (target.question, target.value), (target.wording, value)
+            return statements, (target.question, target.value), (target.wording, value_kind)
         if self.name == "own":
             key = " " + draw_digits(rng)
             return [(" The pass key is", key, ". Remember it.")], (" " + QUESTION, key), ("", "")
@@ -286,7 +286,7 @@ def state_facts(
     sentences. All this, any question and its answer have `length` tokens; ValueError where words
     alone take as many.
     """
-    facts = draw_facts(rng, GRAMMARS["heldout"], count, value="digits", alike=True)
+    facts = draw_facts(rng, GRAMMARS["heldout"], count, value_kind="digits", alike=True)
     statements = [_encode(fact.statement, tokenizer) for fact in facts]
     pairs = []
     for fact in facts:

@@ -1,5 +1,7 @@
-"""Retrieval of a value in a text, written after the question at its end: in repeated sentences, or
-in real text."""
+"""Passkey and needle: is a value that a text states written after the question at its end?
+
+`passkey` hides it in sentences that repeat, `niah` in real text.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,15 @@ from modalities.text.retrieval import Retrieval
 class Passkey(Retrieval):
     """A key at 20 depths k·L/19 of a text; `samples` random keys at each (default 5).
 
-    By default the key stands alone among sentences that repeat, in words of our own.
-    `--template heldout --facts 1,5` asks for one of several facts in held-out text,
+    By default the text is one key among sentences that repeat, in the project's own wording.
+    `--template heldout --facts 1,5` asks for one of several facts in held-out text.
     `--template bam` builds the published prompt, whose score is `teacher_forced`. A prompt and its
-    answer are together L tokens (bam: the prompt at most L).
+    answer together have L tokens (bam: the prompt has at most L).
     """
 
     name = "passkey"
     title = "facts recalled"
-    # Version 2 had other names of cells, and distractors.
+    # Results of version 2 have other names of cells, and distractors.
     version = 3
     summary = "a key hidden in text at several depths, alone or among other facts: exact match"
     default_depths = 20
@@ -31,8 +33,9 @@ class Passkey(Retrieval):
         super().write(results, out)
         for condition in self.conditions.values():
             title = f"Passkey{condition}: exact match of the generated key"
-            # As passkey_depth.png or passkey_depth-facts-5.png.
-            name = "-".join([f"{self.name}_depth", *re.findall("[a-z0-9]+", condition)])
+            # "" gives passkey_depth.png, " (facts=5)" gives passkey_depth-facts-5.png.
+            words = re.findall("[a-z0-9]+", condition)
+            name = "-".join([f"{self.name}_depth", *words])
             column = f"free_generation_by_depth{condition}"
             heatmap_figure(results, out / f"{name}.png", column=column, title=title)
 
@@ -46,14 +49,14 @@ class NeedleGrid(Retrieval):
 
     name = "niah"
     title = "needles recalled"
-    # Version 2 had other names of cells, and distractors.
+    # Results of version 2 have other names of cells, and distractors.
     version = 3
     summary = "a needle in held-out text: length × depth heat map of exact match"
     default_depths = 11
     default_filler = "text"
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        # The last of several numbers of facts.
+        # Of several numbers of facts, `overview` has the last.
         condition = self.overview.column.removeprefix("free_generation")
         title = f"Needle in held-out text{condition}: exact match of the generated key"
         heatmap_figure(results, path, column=f"free_generation_by_depth{condition}", title=title)

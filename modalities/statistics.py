@@ -9,27 +9,31 @@ import numpy as np
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Of the mean of N values, from their sample standard deviation; NaN for fewer than two."""
+    """Standard error of the mean of N values, from their sample deviation; NaN for N < 2."""
     if len(values) < 2:
         return math.nan
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def clustered_error(values: np.ndarray, groups: Sequence[str]) -> float:
-    """Of the mean of N values that groups share: √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN
-    for a single group."""
-    names, group = np.unique(groups, return_inverse=True)
+    """Standard error of the mean of N values in G groups, whose values may be correlated.
+
+    It is √(G/(G − 1) Σ_g (Σ_{n∈g} (x_n − x̄))²) / N; NaN for a single group.
+    groups: the name of each value's group.
+    """
+    names, group_numbers = np.unique(groups, return_inverse=True)
     count = len(names)
     if count < 2:
         return math.nan
-    sums = np.bincount(group, weights=values - values.mean())
+    sums = np.bincount(group_numbers, weights=values - values.mean())
     return math.sqrt(count / (count - 1) * float((sums**2).sum())) / len(values)
 
 
 def t_quantile(share: float, degrees: int) -> float:
-    """t with P(|T| ≤ t) = `share` for Student's T of `degrees` degrees of freedom, by bisection to
-    1e-12 of its angle."""
-    # Bounds of θ = atan(t / √ν).
+    """t with P(|T| ≤ t) = `share` for Student's T with ν = `degrees` degrees of freedom.
+
+    Found by bisection over the angle θ = atan(t / √ν), to 1e-12.
+    """
     low = 0.0
     high = math.pi / 2
     while high - low > 1e-12:
@@ -42,14 +46,19 @@ def t_quantile(share: float, degrees: int) -> float:
 
 
 def _t_share(angle: float, degrees: int) -> float:
-    """P(|T| ≤ √ν tan θ): the finite series in cos θ of Abramowitz & Stegun 26.7.3 (ν odd) and
-    26.7.4 (ν even)."""
+    """P(|T| ≤ √ν tan θ) for ν = `degrees`.
+
+    A finite series in cos θ: Abramowitz & Stegun 26.7.3 (ν odd) and 26.7.4 (ν even).
+    """
     odd = degrees % 2
     cos2 = math.cos(angle) ** 2
     k = np.arange(1, (degrees - odd) // 2)
-    # Of one term to that before it, without cos².
+    # Ratio of each term to the one before it, without its factor cos² θ.
     ratios = (2 * k - 1 + odd) / (2 * k + odd)
-    terms = float(1 + np.cumprod(ratios * cos2).sum()) if degrees > 1 else 0.0
+    # One degree of freedom has no series: P is 2θ/π.
+    series = 0.0
+    if degrees > 1:
+        series = float(1 + np.cumprod(ratios * cos2).sum())
     if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * terms)
-    return math.sin(angle) * terms
+        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * series)
+    return math.sin(angle) * series

@@ -26,8 +26,9 @@ from itertools import groupby
 from pathlib import Path
 
 from modalities.dna.tokenizers import LETTERS, NOT_A_BASE, invalid_letter
+from modalities.sources import find_files, has_suffix
 from zoo.errors import did_you_mean
-from zoo.files import data_folder, matching_files, near_file, opened
+from zoo.files import data_folder, opened
 
 __all__ = ["DEFAULT_SOURCE", "DnaSource", "find_source", "read_codes"]
 
@@ -82,26 +83,18 @@ def find_source(
         return DnaSource(name, (ASSETS / "yeast_chr01.fa.gz",), bed or ASSETS / "yeast_chr01.bed")
     if spec == "genomes" or spec.startswith("genomes:"):
         shared_bed = data_folder() / "genomes" / "split.bed"
-        return DnaSource(name, _fetched(spec), bed or shared_bed, subset=bed is None)
+        return DnaSource(name, _fetched_genomes(spec), bed or shared_bed, subset=bed is None)
     # A name may have a comma in it.
     parts = [spec] if Path(spec).is_file() else [part.strip() for part in spec.split(",")]
     if not all(parts):
         raise ValueError(f"source {spec!r}: no name before or after a comma")
     files: list[Path] = []
     for part in parts:
-        files += _find_files(spec, part)
-    for path in files:
-        if not _is_sequences(path.name):
-            expected = f"{', '.join(SUFFIXES)}, with or without .gz or .bgz"
-            raise ValueError(f"source {spec!r}: {path} is none of {expected}")
+        files += find_files(spec, part, SUFFIXES, (DEFAULT_SOURCE, "genomes", "genomes:NAME"))
     return DnaSource(name, tuple(files), bed)
 
 
-def _is_sequences(name: str, suffixes: tuple[str, ...] = SUFFIXES) -> bool:
-    return name.lower().removesuffix(".bgz").removesuffix(".gz").endswith(suffixes)
-
-
-def _fetched(spec: str) -> tuple[Path, ...]:
+def _fetched_genomes(spec: str) -> tuple[Path, ...]:
     """The files of "genomes" or "genomes:a,b"."""
     folder = data_folder() / "genomes"
     fetched = sorted(path.stem for path in folder.glob("*.fa"))
@@ -117,28 +110,6 @@ def _fetched(spec: str) -> tuple[Path, ...]:
     return tuple(folder / f"{name}.fa" for name in names)
 
 
-def _find_files(spec: str, place: str) -> list[Path]:
-    path = Path(place)
-    # A name may have brackets in it.
-    if path.is_file():
-        return [path]
-    if any(mark in place for mark in "*?["):
-        paths = matching_files(place)
-        if not paths:
-            raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-        return paths
-    if path.is_dir():
-        example = f"{place.rstrip('/')}/*.fa"
-        raise FileNotFoundError(
-            f"source {spec!r}: {place} is a folder; name its files, such as '{example}'"
-        )
-    hint = near_file(place, _is_sequences)
-    if not hint:
-        hint = did_you_mean(place, [DEFAULT_SOURCE, "genomes"], cutoff=0.4)
-    expected = f"expected a file, {DEFAULT_SOURCE}, genomes or genomes:NAME"
-    raise FileNotFoundError(f"source {spec!r}: no file {place!r}; {hint}{expected}")
-
-
 def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
     """The sequences of a file, plain or compressed, in its order: a name and its place ("line 12"),
     and after it pieces of the sequence, a byte each letter as LETTERS translates it. ValueError
@@ -146,7 +117,7 @@ def read_codes(path: Path) -> Iterator[tuple[str, str] | bytes]:
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
     _check_bgzip(path)
-    if _is_sequences(path.name, GENBANK):
+    if has_suffix(path.name, GENBANK):
         yield from _read_genbank(path)
     else:
         yield from _read_fasta(path)

@@ -23,20 +23,19 @@ import numpy as np
 from modalities.dna.genome import Contig, Genome, RunCounter, open_genome
 from modalities.dna.sources import DnaSource
 from modalities.loading import Heldout, fingerprint_of
+from modalities.sources import HashSplit
 from zoo.errors import did_you_mean
 from zoo.files import near_file, opened
 
-HELDOUT_FRACTION = 0.05
+_SPLIT = HashSplit(key=b"priorzoo held-out contigs", fraction=0.05)
 # Held-out share of a genome that is a single contig.
 HELDOUT_OF_ONE = 0.1
 # Largest share of unknown bases in a stretch.
 MAX_UNKNOWN = 0.1
-# A contig that would raise the held-out share above this many times HELDOUT_FRACTION stays in
+# A contig that would raise the held-out share above this many times that of `_SPLIT` stays in
 # training.
 _MOST = 3
 _SPLITS = ("train", "heldout", "valid", "validation", "val", "test")
-# Never to be changed: shipped weights depend on it.
-_SPLIT_KEY = b"priorzoo held-out contigs"
 _LONGEST_LINE = 1 << 20
 _MOST_ROWS = 1 << 22
 
@@ -164,7 +163,7 @@ def _place(region: Region) -> tuple[str, int]:
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
     """Every contig as a region; whole ones are held out, in the order of blake2b of their names,
-    until they have HELDOUT_FRACTION of the known bases, without those that would raise the share
+    until they have 5% of the known bases, without those that would raise the share
     above three times that; if that leaves none, the contig with the fewest known bases. Of a single
     contig the last tenth is held out."""
     usable = [contig for contig in contigs if contig.known]
@@ -178,8 +177,8 @@ def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
             raise ValueError(f"contig {name!r} has {length} bases: too few to split")
         return Region(name, 0, cut, "train"), Region(name, cut, length, "heldout")
     total = sum(contig.known for contig in usable)
-    wanted = HELDOUT_FRACTION * total
-    most = _MOST * HELDOUT_FRACTION * total
+    wanted = _SPLIT.fraction * total
+    most = _MOST * _SPLIT.fraction * total
     known = 0
     names: set[str] = set()
     for contig in sorted(usable, key=lambda contig: _rank(contig.name)):
@@ -195,8 +194,8 @@ def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
     return tuple(regions)
 
 
-def _rank(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(), digest_size=8, key=_SPLIT_KEY).digest()
+def _rank(name: str) -> int:
+    return _SPLIT.rank(name.encode())
 
 
 def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:

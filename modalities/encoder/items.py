@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from modalities.sources import HashSplit
+
 HELDOUT_FRACTION = 0.1
 # Why something was skipped, and its name.
 Event = tuple[str, str]
@@ -150,14 +152,13 @@ class HeldoutItems:
 def split_places(names: Iterable[str], split: str, key: bytes) -> list[int]:
     """Of a source without a held-out part, the places of the items of a split ("train" or
     "heldout"): held out is a tenth, by blake2b of their names with a modality's key."""
-
-    def is_heldout(name: str) -> bool:
-        data = name.encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(data, digest_size=8, key=key).digest()
-        return int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64
-
+    hash_split = HashSplit(key, HELDOUT_FRACTION)
     wanted = split == "heldout"
-    return [place for place, name in enumerate(names) if is_heldout(name) == wanted]
+    places = []
+    for place, name in enumerate(names):
+        if hash_split.is_heldout(name.encode("utf-8", "surrogatepass")) == wanted:
+            places.append(place)
+    return places
 
 
 def digest_of(parts: Iterable[object]) -> str:

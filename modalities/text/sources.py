@@ -24,24 +24,21 @@ JSONL is read here because errors of `datasets` name no row.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from modalities.sources import HashSplit, find_files, has_suffix
 from zoo.errors import did_you_mean, nearest, require
-from zoo.files import data_folder, matching_files, near_file, opened, parse_json
+from zoo.files import data_folder, matching_files, opened, parse_json
 
 SPLITS = ("train", "heldout")
-HELDOUT_FRACTION = 0.05
-# Never change this key: every shipped weight was trained on what it leaves to training.
-_SPLIT_KEY = b"priorzoo held-out 33"
+_SPLIT = HashSplit(key=b"priorzoo held-out 33", fraction=0.05)
 _ASSETS = Path(__file__).parent / "assets"
 # name -> (file under the data folder, options)
 _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
@@ -52,7 +49,9 @@ _FETCHED: dict[str, tuple[str, dict[str, str]]] = {
 # name -> corpora, and every how many documents of each
 _MIXES: dict[str, dict[str, int]] = {"english": {"sotu": 1, "poetry": 2, "rfc": 10}}
 _OPTIONS = ("field", "split_field", "split", "errors", "data_files")
-_SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
+_SUFFIXES = (".txt", ".jsonl")
+# Specs that are not files.
+_NAMES = ("sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Bytes of a .txt, which is tokenised whole, and of a row of JSONL.
 LONGEST_TEXT = 1 << 29
@@ -72,8 +71,7 @@ def document_split(document: Document) -> str:
     if document.split is not None:
         return document.split
     text = document.text.strip().encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=8, key=_SPLIT_KEY).digest()
-    return "heldout" if int.from_bytes(digest, "big") < HELDOUT_FRACTION * 2**64 else "train"
+    return "heldout" if _SPLIT.is_heldout(text) else "train"
 
 
 class Source:
@@ -190,16 +188,17 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     if place == "sotu-excerpt":
         return excerpt
     if place == "sotu-unseen":
-        return UnseenSource(spec, _fetched(spec, {"sotu": 1}, options), excerpt)
+        return UnseenSource(spec, _fetched_corpora(spec, {"sotu": 1}, options), excerpt)
     if place in _MIXES and options:
         parts = ", ".join(_MIXES[place])
         raise ValueError(f"source {spec!r}: a mix takes no options; its parts, {parts}, do")
     if place in (*_FETCHED, *_MIXES):
-        return _fetched(spec, _MIXES.get(place, {place: 1}), options)
-    return FileSource(spec, tuple((path, options, 1) for path in _find_files(spec, place)))
+        return _fetched_corpora(spec, _MIXES.get(place, {place: 1}), options)
+    paths = find_files(spec, place, _SUFFIXES, _NAMES)
+    return FileSource(spec, tuple((path, options, 1) for path in paths))
 
 
-def _fetched(spec: str, every: dict[str, int], options: dict[str, str]) -> FileSource:
+def _fetched_corpora(spec: str, every: dict[str, int], options: dict[str, str]) -> FileSource:
     """Corpora of the data folder, by name; FileNotFoundError says how to fetch all that are
     missing."""
     parts = []
@@ -252,40 +251,9 @@ def _hf_source(spec: str, rest: str, options: dict[str, str]) -> HFSource:
     return HFSource(spec, name, config or None, split or "train", options)
 
 
-def _find_files(spec: str, place: str) -> tuple[Path, ...]:
-    if os.path.isdir(place):
-        raise FileNotFoundError(
-            f"source {spec!r} is a folder; give a glob of its files, such as '{_glob_of(place)}'"
-        )
-    if os.path.isfile(place):
-        paths = [Path(place)]
-    elif any(mark in place for mark in "*?["):
-        paths = matching_files(place)
-        if not paths:
-            raise FileNotFoundError(f"source {spec!r}: no file matches {place}")
-    else:
-        names = ["sotu-excerpt", "sotu-unseen", *_FETCHED, *_MIXES, "hf:NAME"]
-        hint = near_file(place, lambda name: name.endswith(_SUFFIXES))
-        hint = hint or did_you_mean(place, names, cutoff=0.4)
-        message = f"source {spec!r}: no such file, and not one of {', '.join(names)}; {hint}"
-        raise FileNotFoundError(message.rstrip("; "))
-    for path in paths:
-        if not path.name.endswith(_SUFFIXES):
-            raise ValueError(f"source {spec!r}: {path} is none of {', '.join(_SUFFIXES)}")
-    return tuple(paths)
-
-
-def _glob_of(folder: str) -> str:
-    """A glob of the files of a folder: those of the first suffix that it has."""
-    present = [suffix for suffix in _SUFFIXES if any(Path(folder).glob(f"*{suffix}"))]
-    suffix = present[0] if present else ".jsonl"
-    return f"{glob.escape(folder.rstrip('/'))}/*{suffix}"
-
-
 def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     """The documents of a .txt or .jsonl file."""
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "txt":
+    if has_suffix(path.name, (".txt",)):
         yield _text_document(path, options)
         return
     with opened(path) as stream:

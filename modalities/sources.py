@@ -18,8 +18,8 @@ _COMPRESSED = ("", ".gz", ".bgz")
 
 @dataclass(frozen=True)
 class HashSplit:
-    """Holds out a share of a source's items by a hash of what identifies each, so that an item stays
-    in its split whatever is added or moved.
+    """Holds out a share of a source's items by a hash of what identifies each, so that an item
+    stays in its split whatever is added or moved.
 
     Attributes:
         key: of the hash. Never change one: shipped weights were trained on what it leaves to

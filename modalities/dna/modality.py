@@ -62,13 +62,13 @@ def next_token_loss(model: DnaDecoder, batch: Batch) -> tuple[Tensor, dict[str, 
 
 def _open_outside(name: str) -> tuple[nn.Module, bool]:
     # Imports transformers.
-    from modalities.dna.hf import open_outside
+    from modalities.dna.outside import open_outside
 
     return open_outside(name)
 
 
 def _claim_outside(name: str) -> float:
-    from modalities.dna.hf import claim_outside
+    from modalities.dna.outside import claim_outside
 
     return claim_outside(name)
 

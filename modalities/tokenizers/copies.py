@@ -35,8 +35,8 @@ def tokenizer_folder(name: str) -> str:
 
 
 def load_outside(name: str, wrap: Callable[[PreTrainedTokenizerBase, str], _T]) -> _T:
-    """`wrap(tokenizer, name)` of a spec "hf:NAME"; the same object for the same arguments. Errors as
-    in `open_tokenizer`."""
+    """`wrap(tokenizer, name)` of a spec "hf:NAME"; the same object for the same arguments. Errors
+    as in `open_tokenizer`."""
     return _wrapped(wrap, name, tokenizer_folder(name))
 
 

@@ -1,5 +1,5 @@
-"""Files of the library `tokenizers`, checked before it sees them: it ends the process where memory for
-an id is not there, and its panics are no `Exception`."""
+"""Files of the library `tokenizers`, checked before it sees them: it ends the process where memory
+for an id is not there, and its panics are no `Exception`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from transformers import (
     pipeline,
 )
 
-from modalities.dna.hf import OutsideDnaDecoder, PriorzooDnaForCausalLM, fast_tokenizer, wrap
+from modalities.dna.hf import PriorzooDnaForCausalLM, fast_tokenizer, wrap
+from modalities.dna.outside import OutsideDnaDecoder
 from modalities.dna.scoring import score_windows
 from modalities.dna.tokenizers import decode, encode, load_tokenizer
 from recipes.models import find_outside, modality_of

@@ -1,5 +1,7 @@
-"""Continuations of held-out DNA compared with the true ones: agreement base by base, and GC content
-along the way."""
+"""Continuations of held-out DNA, compared with the true ones.
+
+Two comparisons: agreement base by base, and GC content in a sliding window.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ WINDOW = 25
 
 @dataclass(frozen=True)
 class CompletionSettings(DnaLengthSettings):
-    """Lengths of prompts, and of what is written."""
+    """Lengths of prompts and of continuations."""
 
     samples: int = option(64, "continuations")
     new_bases: int = option(200, "length of a continuation")
@@ -54,11 +56,12 @@ class Completion(DnaEvaluator[CompletionSettings]):
     `gc_error` is their mean absolute difference. Prompts are 1, 4 and 16 times the training length,
     as far as held-out contigs have room, unless `lengths` are given.
 
-    `samples` continuations (default 64) of `new_bases` held-out bases do not overlap, have no
-    unknown base, and are equally many in every held-out contig with room; fewer where the source
-    holds out less. They are the same at every prompt length: a prompt is the bases before one, and
-    prompts may overlap. Lengths are in bases, rounded down to whole k-mers. Bases are drawn from
-    the model's distribution; the draws depend on the settings, `batch_tokens` among them.
+    There are `samples` continuations (default 64) of `new_bases` held-out bases, or fewer where the
+    source holds out less. They do not overlap, have no unknown base, and are spread evenly over the
+    held-out contigs with room. They are the same at every prompt length: a prompt is the bases
+    before a continuation, and prompts may overlap. Lengths are in bases, rounded down to whole
+    k-mers. Bases are drawn from the model's distribution; the draws depend on the settings,
+    `batch_tokens` among them.
     """
 
     name = "completion"
@@ -77,7 +80,7 @@ class Completion(DnaEvaluator[CompletionSettings]):
     axis = BASES_LENGTH
 
     def prompt_lengths(self, model: ZooModel) -> tuple[int, ...]:
-        """In bases, ascending."""
+        """Lengths of prompts in bases, ascending."""
         lengths = self.lengths_for(model)
         if self.settings.lengths:
             return lengths
@@ -98,23 +101,23 @@ class Completion(DnaEvaluator[CompletionSettings]):
         # Raised here, before other models are measured.
         if not isinstance(model, Decoder):
             raise ValueError(f"{model.config.position} cannot continue a sequence; leave it out")
-        new = self.settings.new_bases
+        new_bases = self.settings.new_bases
         bases_per_token = load_tokenizer(model.config.tokenizer).bases_per_token
         lengths = self.prompt_lengths(model)
         places = _places(
             self.heldout.items,
             whole_kmers(model, lengths[-1]),
-            new,
+            new_bases,
             self.settings.samples,
             self.settings.seed,
         )
         cells = []
         for length in lengths:
             prompt = whole_kmers(model, length)
-            batch = self.settings.batch_size(math.ceil((length + new) / bases_per_token))
-            for part in slices(len(places), batch):
+            tokens = math.ceil((length + new_bases) / bases_per_token)
+            for part in slices(len(places), self.settings.batch_size(tokens)):
                 name = f"length={length}/prompts={part.start}-{part.stop}"
-                cost = (prompt + new) * (part.stop - part.start)
+                cost = (prompt + new_bases) * (part.stop - part.start)
                 data = {
                     "length": length,
                     "prompt": prompt,
@@ -128,15 +131,15 @@ class Completion(DnaEvaluator[CompletionSettings]):
         assert isinstance(model, Decoder)
         genome = self.heldout.items.genome
         length = cell.data["length"]
-        new = self.settings.new_bases
+        new_bases = self.settings.new_bases
         prompts = []
         truth = []
         for contig, start in cell.data["places"]:
             prompts.append(genome.codes(contig, start - cell.data["prompt"], start))
-            truth.append(decode(genome.codes(contig, start, start + new)))
+            truth.append(decode(genome.codes(contig, start, start + new_bases)))
         sequence = np.random.SeedSequence([self.settings.seed, length, cell.data["first"]])
         seed = int(sequence.generate_state(1)[0])
-        written = write_bases(model, np.stack(prompts), new_bases=new, seed=seed)
+        written = write_bases(model, np.stack(prompts), new_bases=new_bases, seed=seed)
         return {
             "length": length,
             "contigs": [contig for contig, _ in cell.data["places"]],
@@ -147,18 +150,18 @@ class Completion(DnaEvaluator[CompletionSettings]):
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
         for length in sorted({cell["length"] for cell in cells.values()}):
-            of_length = [cell for cell in cells.values() if cell["length"] == length]
-            truth = _codes(of_length, "truth")
-            written = _codes(of_length, "written")
-            hits = (truth == written).mean(1)
+            cells_of_length = [cell for cell in cells.values() if cell["length"] == length]
+            truth = _codes(cells_of_length, "truth")
+            written = _codes(cells_of_length, "written")
+            accuracies = (truth == written).mean(1)
             r = gc_correlation(truth, written)
             defined = r[np.isfinite(r)]
             gc_errors = np.abs(gc_trajectory(truth) - gc_trajectory(written))
             rows.append(
                 {
                     "length": length,
-                    "accuracy": float(hits.mean()),
-                    "accuracy_standard_error": standard_error(hits),
+                    "accuracy": float(accuracies.mean()),
+                    "accuracy_standard_error": standard_error(accuracies),
                     "chance": float(chance(truth).mean()),
                     "gc_r": float(defined.mean()) if len(defined) else math.nan,
                     "gc_r_standard_error": standard_error(defined),
@@ -176,17 +179,17 @@ class Completion(DnaEvaluator[CompletionSettings]):
         if count < self.settings.samples:
             text += f" (of {self.settings.samples} asked for: no more room)"
         text += f" in {self.contents()}"
-        without = len(self.heldout.items.contigs) - len(contigs)
-        if without:
-            text += f"; {without} contigs have no room or no turn"
+        unused = len(self.heldout.items.contigs) - len(contigs)
+        if unused:
+            text += f"; {unused} contigs have no room or were not drawn"
         return text
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
-        """No figure: the table says it."""
+        """Draw nothing: the table says it."""
 
 
 def _codes(cells: Sequence[CellValue], name: str) -> np.ndarray:
-    """(N, T) codes of the texts of all cells."""
+    """(N, T) base codes of the sequences that cells have under `name`."""
     codes = []
     for cell in cells:
         codes += [encode(text) for text in cell[name]]
@@ -195,16 +198,16 @@ def _codes(cells: Sequence[CellValue], name: str) -> np.ndarray:
 
 def gc_trajectory(codes: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """(N, T − window + 1): share of G and C in each window of (N, T) codes."""
+    # The codes of A, C, G, T are 0, 1, 2, 3.
     strong = ((codes == 1) | (codes == 2)).astype(np.float64)
     return np.lib.stride_tricks.sliding_window_view(strong, window, axis=1).mean(-1)
 
 
 def gc_correlation(truth: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """(N,) Pearson's r between the GC trajectories of each row; NaN where one of them is
-    constant."""
+    """(N,) Pearson's r between the GC trajectories of each row; NaN where one is constant."""
     x = gc_trajectory(truth)
     y = gc_trajectory(written)
-    # Steps of a trajectory are 1 / WINDOW.
+    # Steps of a trajectory are 1 / WINDOW; a range below half a step is rounding.
     constant = np.minimum(np.ptp(x, axis=1), np.ptp(y, axis=1)) < 0.5 / WINDOW
     x = x - x.mean(1, keepdims=True)
     y = y - y.mean(1, keepdims=True)
@@ -221,17 +224,27 @@ def chance(truth: np.ndarray) -> np.ndarray:
 def write_bases(
     model: Decoder, prompts: np.ndarray, *, new_bases: int, seed: int, temperature: float = 1.0
 ) -> np.ndarray:
-    """(B, new_bases) base codes drawn after prompts (B, P), which begin with BOS. Where a prompt is
-    not a whole number of k-mers, its first bases are left out."""
+    """(B, new_bases) base codes that the model draws after BOS and the base codes `prompts` (B, P).
+
+    Where a prompt is not a whole number of k-mers, its first bases are left out.
+    """
     tokenizer = load_tokenizer(model.config.tokenizer)
-    rows: list[np.ndarray] = []
+    prompt_ids: list[np.ndarray] = []
     for prompt in prompts:
         left_over = tokenizer.encode(prompt).left_over
         ids = tokenizer.encode(prompt[left_over:]).ids
-        rows.append(np.concatenate([[tokenizer.bos_id], ids]))
+        prompt_ids.append(np.concatenate([[tokenizer.bos_id], ids]))
     steps = []
-    bases = np.zeros(len(rows), np.int64)
-    for tokens in stream(model, rows, max_new_tokens=new_bases, temperature=temperature, seed=seed):
+    # Bases of each row so far: a token has one to k of them.
+    bases = np.zeros(len(prompts), np.int64)
+    tokens_by_step = stream(
+        model,
+        prompt_ids,
+        max_new_tokens=new_bases,
+        temperature=temperature,
+        seed=seed,
+    )
+    for tokens in tokens_by_step:
         ids = tokens.cpu().numpy()
         steps.append(ids)
         bases += tokenizer.widths[ids]
@@ -242,29 +255,37 @@ def write_bases(
 
 
 def _places(
-    data: GenomeSplit, prompt: int, new: int, count: int, seed: int
+    data: GenomeSplit, prompt: int, new_bases: int, count: int, seed: int
 ) -> tuple[tuple[str, int], ...]:
-    """(contig, first base of a continuation) with `prompt` bases of the same held-out region before
-    it; in random order."""
-    rng = np.random.default_rng([seed, prompt, new])
+    """(contig, first base) of up to `count` continuations, in random order.
+
+    Each has `prompt` bases of its held-out region before it.
+    """
+    rng = np.random.default_rng([seed, prompt, new_bases])
     by_contig: dict[str, np.ndarray] = {}
     for name, regions in data.contigs.items():
-        grids = [np.arange(part.start + prompt, part.stop - new + 1, new) for part in regions]
+        # Steps of a continuation's length, so that none overlaps another.
+        grids = []
+        for region in regions:
+            last = region.stop - new_bases
+            grids.append(np.arange(region.start + prompt, last + 1, new_bases))
         starts = np.concatenate(grids)
         unknown = RunCounter(data.genome[name].unknown)
-        good = unknown.count(starts, starts + new) == 0
-        good &= unknown.count(starts - prompt, starts) <= MAX_UNKNOWN * prompt
-        if good.any():
-            by_contig[name] = rng.permutation(starts[good])
+        usable = unknown.count(starts, starts + new_bases) == 0
+        usable &= unknown.count(starts - prompt, starts) <= MAX_UNKNOWN * prompt
+        if usable.any():
+            by_contig[name] = rng.permutation(starts[usable])
     if not by_contig:
-        room = f"{prompt} known bases and {new} more to be written; the longest has {data.longest}"
-        raise ValueError(f"no held-out region of {data.name!r} has {room}: choose shorter lengths")
+        raise ValueError(
+            f"no held-out region of {data.name!r} has {prompt} known bases and {new_bases} more to "
+            f"be written; the longest has {data.longest}: choose shorter lengths"
+        )
     contigs = list(by_contig)
     names = [contigs[n] for n in rng.permutation(len(contigs))]
     # Contigs take turns while they have places.
-    turns = []
-    for n in range(max(map(len, by_contig.values()))):
+    places = []
+    for turn in range(max(map(len, by_contig.values()))):
         for name in names:
-            if n < len(by_contig[name]):
-                turns.append((name, int(by_contig[name][n])))
-    return tuple(turns[n] for n in rng.permutation(min(count, len(turns))))
+            if turn < len(by_contig[name]):
+                places.append((name, int(by_contig[name][turn])))
+    return tuple(places[n] for n in rng.permutation(min(count, len(places))))

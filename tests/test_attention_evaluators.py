@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from modalities.analysis import analyse
-from modalities.text.evaluators.attention import EDGES, SEEN, AttentionSettings, Heads, Sinks
+from modalities.text.evaluators.attention import (
+    MIN_KEYS,
+    RANGE_EDGES,
+    AttentionSettings,
+    Heads,
+    Sinks,
+)
 from recipes.evaluate import main
 from zoo import create_model
 
@@ -29,15 +35,15 @@ def test_sinks() -> None:
     texts = [torch.as_tensor(evaluator.text(model, 256, index)[0])[None] for index in range(2)]
     analyses = [analyse(model, text, full=True) for text in texts]
     for row, layers in zip(rows, zip(*analyses, strict=True), strict=True):
-        mass = [layer.weights[..., 0][layer.seen >= SEEN] for layer in layers]
-        signal = [layer.content_range[layer.seen >= SEEN] for layer in layers]
+        mass = [layer.weights[..., 0][layer.seen >= MIN_KEYS] for layer in layers]
+        signal = [layer.content_range[layer.seen >= MIN_KEYS] for layer in layers]
         assert row["sink_mass"] == pytest.approx(np.mean([float(m.mean()) for m in mass]), rel=1e-6)
         assert row["content_range"] == pytest.approx(
             np.mean([float(s.mean()) for s in signal]), rel=1e-6
         )
         masses = torch.cat(mass)
         signals = torch.cat(signal)
-        bins = zip(EDGES[1:], EDGES[2:], row["sink_mass_by_range"][1:], strict=False)
+        bins = zip(RANGE_EDGES[1:], RANGE_EDGES[2:], row["sink_mass_by_range"][1:], strict=False)
         drawn = [(low, high, value) for low, high, value in bins if not math.isnan(value)]
         assert len(drawn) >= 2
         for low, high, value in drawn:

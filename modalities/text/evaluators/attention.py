@@ -1,5 +1,4 @@
-"""Evaluators that look into attention: its sink by layer on held-out text, and what each head looks
-at."""
+"""Evaluators of attention weights: `sinks` by layer on held-out text, and `heads` one by one."""
 
 from __future__ import annotations
 
@@ -41,16 +40,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# Rows that see fewer keys are left out of `sinks`: the sink's share of a short row says little.
-SEEN = 16
-# Half octaves of ω, in logits; values beyond the ends are in the outer ones.
-EDGES = 2.0 ** (np.arange(-4, 15) / 2)
-# Rows of a bin that is drawn.
-FEWEST = 20
-# Logits; steep priors have margins of 1e15, which would drown a mean.
-MARGIN = 100.0
-# Heads in the console.
-SHOWN = 12
+# `sinks` leaves out rows that see fewer keys: the sink's share of a short row says little.
+MIN_KEYS = 16
+# Edges of bins of ω, in logits, half an octave each; the outer bins hold values beyond the ends.
+RANGE_EDGES = 2.0 ** (np.arange(-4, 15) / 2)
+# A bin of ω with fewer rows has no value.
+MIN_ROWS = 20
+# Margins are clamped to ± this many logits: steep priors have 1e15, which would drown a mean.
+MAX_MARGIN = 100.0
+# Heads of a model that the console lists.
+MAX_HEADS = 12
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class AttentionSettings(Settings):
     length: int | None = option(None, "tokens of a text; default: the training length", parse=int)
 
 
-class _Look(TextEvaluator[AttentionSettings]):
-    """Looks into the attention of all layers at `samples` texts (default 16), a cell each."""
+class _AttentionEvaluator(TextEvaluator[AttentionSettings]):
+    """Analyses the attention of all layers on `samples` texts (default 16), a cell each."""
 
     unit = "samples"
 
@@ -69,8 +68,10 @@ class _Look(TextEvaluator[AttentionSettings]):
     def text(
         self, model: Decoder, length: int, index: int
     ) -> tuple[np.ndarray, Sequence[int] | None, list]:
-        """The text of an index, the same in every run: token ids, the queries to look at (None:
-        all), (start, stop) of each place of the answer."""
+        """(token ids, queries to analyse, spans of the answer) of a text, the same in every run.
+
+        Queries are token numbers, None for all; a span is (start, stop).
+        """
 
     @abstractmethod
     def describe_texts(self, model: Decoder, length: int) -> None:
@@ -79,24 +80,25 @@ class _Look(TextEvaluator[AttentionSettings]):
     def text_length(self, model: Decoder) -> int:
         return self.settings.length or model.config.train_context
 
-    def look(self, model: Decoder, index: int) -> list[Analysis]:
-        """The attention of all layers at the text of an index."""
-        ids, rows, spans = self.text(model, self.text_length(model), index)
+    def analyse_text(self, model: Decoder, index: int) -> list[Analysis]:
+        """The attention of each layer on the text of an index."""
+        ids, queries, spans = self.text(model, self.text_length(model), index)
         batch = torch.as_tensor(ids, device=device_of(model))[None]
-        return analyse(model, batch, rows=rows, spans=spans)
+        return analyse(model, batch, rows=queries, spans=spans)
 
     def cells(self, model: Decoder) -> list[Cell]:
         length = self.text_length(model)
-        # What cannot be made is an error before anything is measured.
+        # A text that cannot be made is an error before anything is measured.
         self.text(model, length, 0)
         self.describe_texts(model, length)
         count = self.settings.samples or 16
         return [Cell(f"sample={n}", cost=1, data={"index": n}) for n in range(count)]
 
 
-class Sinks(_Look):
-    """How much weight the first key has by layer, against the signal ω = max − min of a row's
-    content logits (GOAT, fig. 2c).
+class Sinks(_AttentionEvaluator):
+    """Weight of the first key by layer, against ω = max − min of a row's content logits.
+
+    As in fig. 2c of GOAT.
 
     | column | mean over heads and rows that see at least 16 keys |
     |---|---|
@@ -130,7 +132,7 @@ class Sinks(_Look):
         self.describe(self.heldout_for(model).items, length)
 
     def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, None, list]:
-        """BOS and the first tokens of a document, or its next ones where documents are few."""
+        """BOS and a stretch of a document; documents take turns, with the next tokens each time."""
         documents = [d.tokens for d in self.heldout_for(model).items if len(d.tokens) >= length]
         if not documents:
             raise ValueError(
@@ -138,6 +140,7 @@ class Sinks(_Look):
                 "choose a shorter --length"
             )
         tokens = documents[index % len(documents)]
+        # The stretch moves on with each turn of a document, and wraps round at its end.
         turn = index // len(documents)
         start = turn * length % (len(tokens) - length + 1)
         bos = load_tokenizer(model.config.tokenizer).bos_id
@@ -145,56 +148,60 @@ class Sinks(_Look):
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         layers = []
-        for analysis in self.look(model, cell.data["index"]):
+        for analysis in self.analyse_text(model, cell.data["index"]):
             values = {}
             for score in self.scores:
-                values[score.column] = getattr(analysis, score.column)[analysis.seen >= SEEN]
+                values[score.column] = getattr(analysis, score.column)[analysis.seen >= MIN_KEYS]
             for name in ("content_margin", "prior_margin"):
-                values[name] = values[name].clamp(-MARGIN, MARGIN)
+                values[name] = values[name].clamp(-MAX_MARGIN, MAX_MARGIN)
             mass = values["sink_mass"].numpy()
-            signal = values["content_range"].numpy()
-            count = len(EDGES) - 1
-            bins = np.clip(np.searchsorted(EDGES, signal) - 1, 0, count - 1)
+            ranges = values["content_range"].numpy()
+            num_bins = len(RANGE_EDGES) - 1
+            bins = np.clip(np.searchsorted(RANGE_EDGES, ranges) - 1, 0, num_bins - 1)
             layer = {name: float(value[value.isfinite()].mean()) for name, value in values.items()}
-            layer["mass_sum"] = np.bincount(bins, weights=mass, minlength=count).tolist()
-            layer["rows"] = np.bincount(bins, minlength=count).tolist()
+            # Sums and counts, which `rows` adds over texts before it divides.
+            layer["mass_sum"] = np.bincount(bins, weights=mass, minlength=num_bins).tolist()
+            layer["rows"] = np.bincount(bins, minlength=num_bins).tolist()
             layers.append(layer)
         return {"layers": layers}
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         rows = []
         columns = [score.column for score in self.scores]
-        middles = np.sqrt(EDGES[:-1] * EDGES[1:]).tolist()
+        middles = np.sqrt(RANGE_EDGES[:-1] * RANGE_EDGES[1:]).tolist()
         layers_of_texts = [cell["layers"] for cell in cells.values()]
-        for layer, texts in enumerate(zip(*layers_of_texts, strict=True)):
-            row: Row = {"layer": layer}
+        # One layer, as each text measured it.
+        for number, texts in enumerate(zip(*layers_of_texts, strict=True)):
+            row: Row = {"layer": number}
             scores_by_text = []
             for text in texts:
                 scores_by_text.append({name: text[name] for name in columns})
             row |= mean_of_rows(scores_by_text)
-            mass = np.sum([text["mass_sum"] for text in texts], axis=0)
-            count = np.sum([text["rows"] for text in texts], axis=0)
+            mass_sums = np.sum([text["mass_sum"] for text in texts], axis=0)
+            counts = np.sum([text["rows"] for text in texts], axis=0)
             # Bins of few rows stay NaN.
-            by_range = np.full(len(mass), np.nan)
-            np.divide(mass, count, out=by_range, where=count >= FEWEST)
+            means = np.full(len(mass_sums), np.nan)
+            np.divide(mass_sums, counts, out=means, where=counts >= MIN_ROWS)
             row["range_to"] = middles
-            row["sink_mass_by_range"] = by_range.tolist()
+            row["sink_mass_by_range"] = means.tolist()
             rows.append(row)
         return rows
 
     def draw(self, results: list[ModelResult], path: Path) -> None:
         """A panel for each layer: weight of the sink against ω."""
         results = mean_of_seeds(results, self.axis.column)
-        layers = max(len(result.rows) for result in results)
-        across = min(4, layers)
+        num_layers = max(len(result.rows) for result in results)
+        columns = min(4, num_layers)
+        # The axis ends at 0.02 or above: of models without a sink, noise would fill the panel.
         masses = [0.02]
         for result in results:
             for row in result.rows:
                 masses += row["sink_mass_by_range"]
-        most = np.nanmax(masses)
-        figure, axes = panels(math.ceil(layers / across), across, width=3.4, height=3.2)
+        top = np.nanmax(masses)
+        figure, axes = panels(math.ceil(num_layers / columns), columns, width=3.4, height=3.2)
         for layer, axis in enumerate(axes):
-            axis.set_visible(layer < layers)
+            # The last row of panels may have more of them than there are layers.
+            axis.set_visible(layer < num_layers)
             for result, style in zip(results, styles_of(results), strict=True):
                 if layer < len(result.rows):
                     row = result.rows[layer]
@@ -205,16 +212,19 @@ class Sinks(_Look):
             axis.set(
                 title=f"layer {layer}",
                 xlabel="ω, range of content logits",
-                ylim=(-0.04 * most, 1.06 * most),
+                ylim=(-0.04 * top, 1.06 * top),
             )
             axis.grid(alpha=0.25, linewidth=0.6)
         axes[0].set_ylabel("weight of the sink")
         finish(figure, axes, results, path)
 
 
-class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSettings], _Look):
-    """What each head looks at where a fact of a text is asked for, and its prior's parameters
-    (figures of docs/PAPERS.md).
+class Heads(
+    Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSettings], _AttentionEvaluator
+):
+    """What each head attends to where a text asks for one of its facts, and its prior's parameters.
+
+    Figures of docs/PAPERS.md are made of it.
 
     | column | of a head at the text's last token, mean over texts |
     |---|---|
@@ -226,7 +236,7 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
     | `retrieval` | 1 where the prior looks away from the query (θβ < 0) |
     | `theta_beta`, …, `ssmax.s` | parameters of the head, by their names in the state dict |
 
-    Seeds are listed apart: the order of heads means nothing.
+    Seeds are listed apart: heads of one number are not the same head in two trainings.
     """
 
     name = "heads"
@@ -250,8 +260,10 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
         self.describe_hay(model, length)
 
     def text(self, model: Decoder, length: int, index: int) -> tuple[np.ndarray, list[int], list]:
-        """A prompt: its last query, which writes the answer's first token, and the answer's tokens
-        wherever they stand."""
+        """(a prompt, its last token, every span of the answer in it).
+
+        The last token's query predicts the answer's first token.
+        """
         rng = np.random.default_rng([42, length, index, 1])
         tokenizer = load_tokenizer(model.config.tokenizer)
         haystack = self.haystack(model)
@@ -269,7 +281,9 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
 
     def measure(self, model: Decoder, cell: Cell) -> CellValue:
         heads = []
-        for layer, analysis in zip(model.layers, self.look(model, cell.data["index"]), strict=True):
+        for layer, analysis in zip(
+            model.layers, self.analyse_text(model, cell.data["index"]), strict=True
+        ):
             columns: dict[str, list[float]] = {}
             for score in self.scores:
                 if score.column == "answer_mass":
@@ -277,9 +291,9 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
                 else:
                     values = getattr(analysis, score.column)
                 columns[score.column] = values.nanmean(dim=(0, 2)).tolist()
-            count = analysis.entropy.shape[1]
-            columns |= _head_parameters(layer, count)
-            for h in range(count):
+            num_heads = analysis.entropy.shape[1]
+            columns |= _head_parameters(layer, num_heads)
+            for h in range(num_heads):
                 head = {"head": f"{analysis.layer}.{h}"}
                 heads.append(head | {name: by_head[h] for name, by_head in columns.items()})
         return {"heads": heads}
@@ -296,7 +310,7 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
             # As many as fit beside the head, 13 characters each: two measures, then parameters.
             columns = [*measures[:2], *parameters, *measures[2:]]
             columns = columns[: max(2, (console.width - 4) // 13 - 1)]
-            rows = sorted(result.rows, key=lambda row: -row["answer_mass"])[:SHOWN]
+            rows = sorted(result.rows, key=lambda row: -row["answer_mass"])[:MAX_HEADS]
             cells = []
             for row in rows:
                 cells.append([row["head"], *(f"{row[column]:.3f}" for column in columns)])
@@ -304,15 +318,19 @@ class Heads(Listing[AttentionSettings, Decoder], HaystackEvaluator[AttentionSett
 
 
 def _head_parameters(layer: nn.Module, heads: int) -> dict[str, list[float]]:
-    """(H,) each: `retrieval`, and parameters of the prior and of SSMax that are one number a head;
-    0s of layers of others."""
+    """Columns (H,): `retrieval`, and parameters of prior and SSMax that are one number a head.
+
+    A layer of another package's model has `retrieval` alone, all 0.
+    """
     attention = getattr(layer, "attention", None)
     if not isinstance(attention, Attention):
         return {"retrieval": [0.0] * heads}
     prior = attention.prior
     ssmax = attention.ssmax
     columns: dict[str, Tensor] = {"retrieval": torch.tensor(retrieval_heads(attention))}
-    columns |= {name: p for name, p in prior.named_parameters() if p.shape == (prior.num_heads,)}
+    for name, parameter in prior.named_parameters():
+        if parameter.shape == (prior.num_heads,):
+            columns[name] = parameter
     if ssmax is not None:
         columns["ssmax.s"] = ssmax.scales()
     return {name: column.detach().double().tolist() for name, column in columns.items()}

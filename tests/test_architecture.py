@@ -61,8 +61,7 @@ HEAVY = {"triton", "rich", "typer", "modalities", "matplotlib", "transformers", 
 
 @cache
 def imports(file: str) -> list[tuple[int, str, bool]]:
-    """(line, module, whether when it is loaded) of what a file imports; never
-    `if TYPE_CHECKING`."""
+    """(line, module, whether when it is loaded) of what a file imports."""
     return list(_imports(ast.parse(FILES[file].read_text()), True))
 
 
@@ -74,8 +73,10 @@ def _imports(node: ast.AST, at_load: bool) -> Iterator[tuple[int, str, bool]]:
         for alias in node.names:
             inner = f"{node.module}.{alias.name}"
             yield node.lineno, inner if inner in MODULES else str(node.module), at_load
-    elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-        at_load = at_load and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    else:
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        at_load = at_load and not for_types and not in_function
         for child in ast.iter_child_nodes(node):
             yield from _imports(child, at_load)
 
@@ -111,7 +112,7 @@ def test_imports_point_down() -> None:
 
 
 def test_no_circle_of_imports() -> None:
-    """Imports inside functions count: they only hide a circle."""
+    """Imports inside functions and for type checkers count: they only hide a circle."""
     above = {
         module: {other for _, other, _ in imports(file) if other in MODULES and other != module}
         for module, file in MODULES.items()
@@ -124,10 +125,8 @@ def test_no_circle_of_imports() -> None:
 
 
 FORBIDDEN = r"import_module\(\s*f\"|\bmodality\s*(?:==|!=)|(?:==|!=)\s*[\w.]*\bmodality\b|\bhasattr\(\s*\w*model\b"
-MAY = {
-    "zoo/catalog.py",
-    "zoo/model.py",
-}  # they filter names by modality, and refuse a folder of another
+# They filter names by modality, and refuse a folder of another.
+MAY = {"zoo/catalog.py", "zoo/model.py"}
 
 
 def test_modality_is_never_named() -> None:

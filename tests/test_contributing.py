@@ -41,9 +41,10 @@ def section(title: str) -> list[tuple[str, str]]:
 
 def test_every_example(tmp_path: Path) -> None:
     """A prior, a kernel, a prior from outside, an evaluator and a recipe."""
-    for folder in ("zoo", "modalities", "recipes", "tests"):
+    for folder in ("zoo", "modalities", "recipes", "priorzoo", "tests", "docs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / file, tmp_path)
 
     def run(*words: str) -> str:
         # PYTHONPATH puts the copy before the installed package.
@@ -69,6 +70,8 @@ def test_every_example(tmp_path: Path) -> None:
     ]
     assert sum("blockwise" in line for line in passed) >= 30
     assert sum("blockwise" not in line for line in passed) >= 6
+    # Nothing else names an evaluator: tests of the pages pass with one more.
+    run("-m", "pytest", "-n0", "tests/test_docs.py", "-k", "evaluators")
 
     def with_settings(words: list[str], *pairs: str) -> list[str]:
         pairs = ("train.steps=2", "train.batch=2", "evaluate.every=0", *pairs)

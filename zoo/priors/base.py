@@ -111,7 +111,7 @@ class Prior(nn.Module):
             return _CutPrior(self, heads)
         some = copy.copy(self)
         some.num_heads = len(heads)
-        parameters = dict(self._parameters)
+        parameters: dict[str, Tensor | None] = dict(self._parameters)
         for name in self.by_head:
             parameter = parameters.get(name)
             if parameter is not None:

@@ -70,6 +70,7 @@ class Stream(Source, Protocol):
 
 S = TypeVar("S", bound=Source)
 Items = TypeVar("Items", covariant=True)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ class Heldout(Generic[Items]):
     name: str
     fingerprint: str
     items: Items
+
+
+class EpochCache(Generic[Value]):
+    """What `make(epoch)` gives, such as an epoch's order, cached for the last two epochs read:
+    batches around the end of one read both."""
+
+    def __init__(self, make: Callable[[int], Value]) -> None:
+        self._make = make
+        self._values: dict[int, Value] = {}
+
+    def __getitem__(self, epoch: int) -> Value:
+        if epoch not in self._values:
+            if len(self._values) == 2:
+                oldest = next(iter(self._values))
+                del self._values[oldest]
+            self._values[epoch] = self._make(epoch)
+        return self._values[epoch]
 
 
 def fingerprint_of(parts: Iterable[bytes]) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from modalities.encoder.batches import GridBatches
 from modalities.encoder.items import Event, ItemSet, Read, SkipReport, first_good
+from modalities.loading import EpochCache
 
 # First word of the random key of an epoch's order, after the seed; `batches` has others.
 _ORDER = 0
@@ -41,8 +42,7 @@ class ItemSamples:
         self.size = None if train else len(items)
         self.report = SkipReport(self.noun)
         self.report.extend(items.problems)
-        # Of the last two epochs read.
-        self._orders: dict[int, np.ndarray] = {}
+        self._orders = EpochCache(self._order)
 
     def identity(self) -> dict[str, object]:
         return {"kind": self.kind, "fingerprint": self.items.fingerprint, "seed": self.seed}
@@ -52,13 +52,8 @@ class ItemSamples:
         return self.items.read(index)
 
     def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            while len(self._orders) > 1:
-                oldest = next(iter(self._orders))
-                del self._orders[oldest]
-            rng = np.random.default_rng([self.seed, _ORDER, epoch])
-            self._orders[epoch] = rng.permutation(len(self.items))
-        return self._orders[epoch]
+        rng = np.random.default_rng([self.seed, _ORDER, epoch])
+        return rng.permutation(len(self.items))
 
     def __getitem__(self, numbers: list[int]) -> tuple[dict[str, Tensor], list[Event]]:
         events: list[Event] = []
@@ -70,7 +65,7 @@ class ItemSamples:
     def _good(self, number: int, events: list[Event]) -> tuple[Any, Any]:
         """The item of a number, or the next good one of the order."""
         epoch, position = divmod(number, len(self.items))
-        order = self._order(epoch if self.train else 0)
+        order = self._orders[epoch if self.train else 0]
         events_before = len(events)
         candidates = self._from(order, position)
         item, label = first_good(candidates, events, self.items.spec, self.noun)

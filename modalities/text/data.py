@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 from modalities.loading import (
     Batch,
+    EpochCache,
     Heldout,
     IndexedLoader,
     RowBatches,
@@ -220,12 +221,12 @@ class PackedDataset(Dataset):
         # All tokens but the first are targets; the last window may be partial.
         self.epoch_windows = max(1, -(-(self.epoch_tokens - 1) // context))
         self.size = None if epochs is None else epochs * self.epoch_windows
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts = EpochCache(self._layout)
 
     def __getitem__(self, index: int) -> Batch:
         """{"tokens", "segments"}, both int64 (L+1,)."""
         epoch, number = divmod(index, self.epoch_windows)
-        layout = self._layout(epoch)
+        layout = self._layouts[epoch]
         row = self._window(layout, int(layout.windows[number]) * self.context)
         return self.mix(row, [self.seed, _MIX, index], self.tokenizer)
 
@@ -247,19 +248,14 @@ class PackedDataset(Dataset):
         return {"tokens": tokens, "segments": torch.full_like(tokens, -1)}
 
     def _layout(self, epoch: int) -> _Layout:
-        """The layout of one epoch; those of the last two epochs read are cached."""
-        if epoch not in self._layouts:
-            if len(self._layouts) == 2:
-                del self._layouts[next(iter(self._layouts))]
-            orders = np.random.default_rng([self.seed, _DOCUMENTS, epoch])
-            order = orders.permutation(len(self.lengths))
-            windows = np.random.default_rng([self.seed, _WINDOWS, epoch])
-            self._layouts[epoch] = _Layout(
-                order=order,
-                ends=np.cumsum(self.lengths[order]),
-                windows=windows.permutation(self.epoch_windows),
-            )
-        return self._layouts[epoch]
+        orders = np.random.default_rng([self.seed, _DOCUMENTS, epoch])
+        order = orders.permutation(len(self.lengths))
+        windows = np.random.default_rng([self.seed, _WINDOWS, epoch])
+        return _Layout(
+            order=order,
+            ends=np.cumsum(self.lengths[order]),
+            windows=windows.permutation(self.epoch_windows),
+        )
 
     def _window(self, layout: _Layout, start: int) -> Batch:
         """The row of the tokens `start` … `start` + L of an epoch's line."""

@@ -238,7 +238,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed where they begin as gzip does. ValueError where the block
     meets the end of a gzip stream that is cut short, or damage in it."""
     with open(path, "rb") as raw:

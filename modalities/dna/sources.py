@@ -28,7 +28,7 @@ from pathlib import Path
 from modalities.dna.tokenizers import LETTERS, NOT_A_BASE, invalid_letter
 from modalities.sources import find_files, has_suffix
 from zoo.errors import did_you_mean
-from zoo.files import data_folder, opened
+from zoo.files import data_folder, open_decompressed
 
 __all__ = ["DEFAULT_SOURCE", "DnaSource", "find_source", "read_codes"]
 
@@ -138,7 +138,7 @@ def _check_bgzip(path: Path) -> None:
 def _read_fasta(path: Path) -> Iterator[tuple[str, str] | bytes]:
     lines_read = 0
     begun = False
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         while chunk := stream.read(_CHUNK):
             # To the end of a line, unless that is long.
             chunk += stream.readline(_CHUNK)
@@ -167,7 +167,7 @@ def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
     mask."""
     from Bio import SeqIO
 
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         records = iter(SeqIO.parse(io.TextIOWrapper(stream, encoding="utf-8"), "genbank"))
         for number in itertools.count(1):
             place = f"record {number}"

@@ -25,7 +25,7 @@ from modalities.dna.sources import DnaSource
 from modalities.loading import Heldout, fingerprint_of
 from modalities.sources import HashSplit
 from zoo.errors import did_you_mean
-from zoo.files import near_file, opened
+from zoo.files import near_file, open_decompressed
 
 _SPLIT = HashSplit(key=b"priorzoo held-out contigs", fraction=0.05)
 # Held-out share of a genome that is a single contig.
@@ -76,7 +76,7 @@ def read_bed(
         raise FileNotFoundError(f"no BED file {path}; {near_file(path)}".rstrip("; "))
     rows: list[Region] = []
     number = 0
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         while line := file.readline(_LONGEST_LINE):
             number += 1
             try:

@@ -35,7 +35,7 @@ from urllib.parse import unquote
 
 from modalities.sources import HashSplit, find_files, has_suffix
 from zoo.errors import did_you_mean, nearest, require
-from zoo.files import data_folder, matching_files, opened, parse_json
+from zoo.files import data_folder, matching_files, open_decompressed, parse_json
 
 SPLITS = ("train", "heldout")
 _SPLIT = HashSplit(key=b"priorzoo held-out 33", fraction=0.05)
@@ -256,7 +256,7 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
     if has_suffix(path.name, (".txt",)):
         yield _text_document(path, options)
         return
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         for number in itertools.count(1):
             line = stream.readline(LONGEST_ROW + 1)
             where = f"{path}, row {number}"
@@ -272,7 +272,7 @@ def _documents(path: Path, options: dict[str, str]) -> Iterator[Document]:
 
 
 def _text_document(path: Path, options: dict[str, str]) -> Document:
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         # One read of all would ask for the greatest size, even of a small file.
         parts = iter(lambda: stream.read(1 << 20), b"")
         data = b"".join(itertools.islice(parts, (LONGEST_TEXT >> 20) + 1))

@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from recipes.fetchers.common import Corpus, FetchError, download, tracked
-from zoo.files import file_sha256, opened
+from zoo.files import file_sha256, open_decompressed
 
 # Letters to a line of FASTA.
 LINE = 80
@@ -79,7 +79,7 @@ def fetch_genomes(data: Path, folder: Path) -> str:
 
 def read_fasta(path: Path) -> Contigs:
     """Contigs of FASTA, gzip or plain; a name ends at the first white space."""
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         for title, sequence in SimpleFastaParser(io.TextIOWrapper(stream, encoding="ascii")):
             words = title.split()
             yield words[0] if words else "", sequence

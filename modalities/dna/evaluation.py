@@ -71,10 +71,10 @@ class DnaLengthSettings(LengthSettings, DnaSettings):
 D = TypeVar("D", bound=DnaSettings, default=DnaLengthSettings)
 
 
-class DnaEvaluator(Evaluator[D, ZooModel]):
-    """An evaluator of held-out DNA (`heldout_source`)."""
+class FittingEvaluator(Evaluator[D, ZooModel]):
+    """An evaluator of DNA. `heldout` is of `source`, to whose training split baselines are
+    fitted."""
 
-    settings_class: ClassVar[type[Settings]] = DnaLengthSettings
     unit = "bases"
 
     @cached_property
@@ -84,6 +84,20 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
     @property
     def heldout(self) -> Heldout[GenomeSplit]:
         return open_heldout(self.source)
+
+    def run(
+        self, model: ZooModel, finished: Mapping[str, CellValue] | None = None
+    ) -> Iterator[tuple[str, CellValue]]:
+        """As `Evaluator.run`; baselines are fitted first."""
+        if isinstance(model, MarkovChain):
+            model.fit(self.heldout)
+        yield from super().run(model, finished)
+
+
+class DnaEvaluator(FittingEvaluator[D]):
+    """An evaluator of held-out DNA (`heldout_source`)."""
+
+    settings_class: ClassVar[type[Settings]] = DnaLengthSettings
 
     def contents(self) -> str:
         """What is measured of the source: how much of it, contigs and bases."""
@@ -112,14 +126,6 @@ class DnaEvaluator(Evaluator[D, ZooModel]):
         for, and `extra` more."""
         most = self.heldout.items.reaching(ENOUGH) - extra
         return tuple(length for length in lengths if length <= most) or lengths[:1]
-
-    def run(
-        self, model: ZooModel, finished: Mapping[str, CellValue] | None = None
-    ) -> Iterator[tuple[str, CellValue]]:
-        """As `Evaluator.run`; baselines are fitted to the training split of the source first."""
-        if isinstance(model, MarkovChain):
-            model.fit(self.heldout)
-        yield from super().run(model, finished)
 
 
 def heldout_source(settings: DnaSettings, trained_on: Mapping[str, Any]) -> DnaSource:
@@ -184,11 +190,9 @@ class FileSettings(DnaSettings, StrandSettings):
 F = TypeVar("F", bound=FileSettings, default=FileSettings)
 
 
-class FileEvaluator(Listing[F, ZooModel]):
-    """Evaluators that read sequences of `fasta` in windows of `window` bases. `heldout` is what
-    baselines are fitted to."""
+class FileEvaluator(FittingEvaluator[F], Listing[F, ZooModel]):
+    """Evaluators that read sequences of `fasta` in windows of `window` bases."""
 
-    unit = "bases"
     # The default of `window`, in training lengths.
     default_window: ClassVar[int]
     # Windows are a multiple of this many k-mers.
@@ -197,10 +201,6 @@ class FileEvaluator(Listing[F, ZooModel]):
     @property
     def source_name(self) -> str:
         return f"{self.settings.fasta}"
-
-    @property
-    def heldout(self) -> Heldout[GenomeSplit]:
-        return open_heldout(heldout_source(self.settings, self.trained_on))
 
     def genome(self) -> Genome:
         if self.settings.fasta is None:
@@ -233,11 +233,3 @@ class FileEvaluator(Listing[F, ZooModel]):
             "tokenizer": load_tokenizer(model.config.tokenizer).fingerprint,
             "fitted_to": self.heldout.fingerprint if isinstance(model, MarkovChain) else None,
         }
-
-    def run(
-        self, model: ZooModel, finished: Mapping[str, CellValue] | None = None
-    ) -> Iterator[tuple[str, CellValue]]:
-        """As `Evaluator.run`; baselines are fitted first."""
-        if isinstance(model, MarkovChain):
-            model.fit(self.heldout)
-        yield from super().run(model, finished)

@@ -40,13 +40,13 @@ STRANGERS += [
     for other in SHIPPED
     if one != other
 ]
-# What modalities share names none of them.
+# What modalities share names none of them, and of each other the decoder alone the tokenizers.
 SHARED = ["decoder", "encoder", "tokenizers"]
 STRANGERS += [
     (f"modalities/{room}/", f"modalities/{name}/")
     for room in SHARED
     for name in (*SHIPPED, *SHARED)
-    if room != name
+    if room != name and (room, name) != ("decoder", "tokenizers")
 ]
 STRANGERS += [(one, other) for one in KERNELS for other in KERNELS if one != other]
 # What files of the core import when they are loaded: the fused kernels, adapters and the command

@@ -1,11 +1,13 @@
-"""One causal decoder for every position method: pre-norm; RMSNorm, SwiGLU and no biases, or GPT-2's
-layers."""
+"""One causal decoder for every position method.
+
+Blocks are pre-norm, with Llama's layers (RMSNorm, SwiGLU, no biases) or GPT-2's.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -41,11 +43,11 @@ from zoo.model import MANIFEST, SAVED, ZooModel
 from zoo.offload import execution_device, is_offloaded, loaded
 from zoo.positions import Positions
 
-# In place of a target that does not count.
+# The target id of tokens that do not count in a loss.
 IGNORED = -100
-# Of float32 logits that a loss has at a time.
+# Most bytes of float32 logits that a loss holds at a time.
 LOGIT_BYTES = 1 << 29
-# Norm and MLP of a style; "gpt2" has biases too.
+# Norm and MLP of each style; "gpt2" also has biases in attention.
 STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
     "llama": (nn.RMSNorm, SwiGLU),
     "gpt2": (nn.LayerNorm, GeluMLP),
@@ -54,34 +56,38 @@ STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Everything that makes a decoder; JSON. ValueError for a field of another type or out of
-    bounds.
+    """Everything that makes a decoder, in types of JSON.
+
+    ValueError for a field of another type or out of bounds.
 
     Attributes:
         vocab_size: V.
         dim: C.
-        num_layers, num_heads: the depth, and H.
-        num_kv_heads: G; None for H.
-        hidden_dim: of the MLP.
+        num_layers: number of blocks.
+        num_heads: H.
+        num_kv_heads: G, heads of keys and values; None for H.
+        hidden_dim: width of the MLP.
         style: "llama" (RMSNorm, SwiGLU, no biases) or "gpt2" (LayerNorm, GELU, biases).
         position: a name of `zoo.methods.list_positions()` or a sum of them; or a list of names, one
             per layer or repeated. An embedding enters once, before the layers.
-        position_options: of the method; by name where there are several, as in a hybrid.
+        position_options: options of the method; by its name where there are several, as in a
+            hybrid.
         ssmax: scale logits by s·ln n, see `SSMax`.
         scale_prior: SSMax scales the prior's logits too.
-        scale_content: divide the content's logits by √d_c.
-        ssmax_start: s at the start.
-        ssmax_positive: s > 0.
-        qk_norm, output_gate: norms of queries and keys, and a gate of the output, see `Attention`.
+        scale_content: divide the content's logits by √d_c, d_c content columns of a head.
+        ssmax_start: initial s of SSMax.
+        ssmax_positive: keep s > 0.
+        qk_norm: normalise queries and keys, see `Attention`.
+        output_gate: gate the output of attention, see `Attention`.
         share_prior: one prior for all layers instead of one each.
         train_context: tokens per training row.
-        tied: one matrix at both ends.
-        tokenizer: spec of the modality's `load_tokenizer` that the vocabulary belongs to.
+        tied: one matrix for the embedding and the head.
+        tokenizer: spec of the vocabulary's tokenizer, for the modality's `load_tokenizer`.
         activation_checkpointing: recompute each block in the backward pass.
         lanes: the prior's lanes "inside" the head width, at the cost of content columns, or
             "beside" it, see `Attention`.
-        weight_init: how weights start, of `modalities.starts.STARTS`.
-        logit_options: of version 0.5; empty.
+        weight_init: how weights start, a key of `modalities.starts.STARTS`.
+        logit_options: empty; configs of version 0.5 have it.
     """
 
     vocab_size: int = bounded(264, 1, 2**24)
@@ -119,22 +125,20 @@ class DecoderConfig:
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
         check_start(self.weight_init)
-        # Columns of a layer's matrices, four of attention and three of the MLP.
+        # Columns of a layer's matrices, at most: four of attention and three of the MLP.
         columns = 4 * self.dim + 3 * self.hidden_dim
         check_parameters(self.dim * (self.vocab_size + self.num_layers * columns))
 
 
 class Decoder(ZooModel):
-    """A decoder-only language model, whose logits see their position and what precedes it in its
-    document."""
+    """A decoder-only language model: a token sees its document up to itself."""
 
     config_class = DecoderConfig
     config: DecoderConfig
     position_embedding: nn.Module | None
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """As `ZooModel.save_pretrained`, with a copy of the tokenizer's files where they are the
-        user's."""
+        """As `ZooModel.save_pretrained`; a user's tokenizer files are copied to the folder."""
         super().save_pretrained(folder, **options)
         copies = save_copy(self.config.tokenizer, Path(folder))
         if copies:
@@ -151,7 +155,7 @@ class Decoder(ZooModel):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         methods = layer_methods(config.position, config.position_options, config.num_layers)
-        # Its place among the modules is before the layers.
+        # Holds its place before the layers in the order of modules; it is made from theirs.
         self.register_module("position_embedding", None)
         self.layers = nn.ModuleList()
         positions: list[LayerPosition] = []
@@ -186,6 +190,7 @@ class Decoder(ZooModel):
         for name, count in counts.items():
             if count % size:
                 return f"{name}={count} of the model is no multiple of {size}"
+        # Each call below raises ValueError for a prior that cannot be cut by heads.
         one = Positions.line(1)
         for layer in self.layers:
             prior = cast(Block, layer).attention.prior
@@ -206,11 +211,11 @@ class Decoder(ZooModel):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens are expected."""
+        """The device on which tokens are expected."""
         return execution_device(self.embedding)
 
     def _small_modules(self) -> list[nn.Module]:
-        """Priors and SSMax of all layers, which other methods than their `forward` read too."""
+        """Priors and SSMax of all layers, whose weights are read outside their `forward` too."""
         modules: list[nn.Module] = []
         for layer in self.layers:
             attention = cast(Block, layer).attention
@@ -229,13 +234,14 @@ class Decoder(ZooModel):
         last: int | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
-        """(B, T, C) after the last norm; (B, T/N, C) of this rank's tokens where N ranks share the
-        rows.
+        """(B, T, C) after the last norm.
+
+        Where N ranks share the rows: (B, T/N, C), this rank's tokens.
 
         tokens: ids (B, T), or embeddings (B, T, C).
         segments: document ids (B, T) of rows that are packed or padded.
-        last: of so many last tokens alone.
-        states: a list that gets the input (B, T, C) of every layer.
+        last: compute this many last tokens only, (B, last, C).
+        states: a list to which the input (B, T, C) of every layer is appended.
         """
         length = tokens.shape[1]
         if cache is not None:
@@ -253,7 +259,10 @@ class Decoder(ZooModel):
         if self.position_embedding is not None:
             x = x + self.position_embedding(rank_positions, x)
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
-        with loaded(self._small_modules()) if is_offloaded(self.embedding) else nullcontext():
+        weights_in_memory: AbstractContextManager[None] = nullcontext()
+        if is_offloaded(self.embedding):
+            weights_in_memory = loaded(self._small_modules())
+        with weights_in_memory:
             for n, layer in enumerate(self.layers):
                 options: dict[str, Any] = {
                     "segments": segments,
@@ -280,7 +289,7 @@ class Decoder(ZooModel):
             return self.head(features).float()
         weight = self.embedding.weight
         if weight.is_meta:
-            # Offloaded: the call of the embedding loads it.
+            # The embedding is offloaded: only a call of the module loads its weight.
             every_id = torch.arange(len(weight), device=features.device)
             weight = self.embedding(every_id).to(features.device)
         return F.linear(features, weight).float()
@@ -294,19 +303,23 @@ class Decoder(ZooModel):
         kernel: str | Kernel = "auto",
         targets: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, V) float32 logits, or `token_losses` (B, T) of targets. With a cache, `tokens` and
-        `segments` are the new ones only."""
+        """(B, T, V) float32 logits, or `token_losses` (B, T) of targets.
+
+        With a cache, `tokens` and `segments` are the new ones only.
+        """
         features = self.forward_features(tokens, segments=segments, cache=cache, kernel=kernel)
         if targets is None:
             return self.forward_head(features)
         return self.token_losses(features, targets)
 
     def token_losses(self, features: Tensor, targets: Tensor) -> Tensor:
-        """−ln softmax(logits)[target], (B, T) float32, of features (B, T, C) and targets (B, T); 0
-        where a target is −100.
+        """(B, T) float32 −ln softmax(logits)[target]; 0 where a target is −100.
 
-        Logits of more than `LOGIT_BYTES` are made in chunks of tokens, and again in the backward
-        pass.
+        features: (B, T, C).
+        targets: (B, T).
+
+        Logits of more than `LOGIT_BYTES` are computed in chunks of tokens, and once more in the
+        backward pass.
         """
         if 4 * targets.numel() * self.config.vocab_size <= LOGIT_BYTES:
             return self._losses(features, targets)
@@ -315,7 +328,7 @@ class Decoder(ZooModel):
         target_parts = targets.flatten().split(rows)
         losses = []
         for part in zip(feature_parts, target_parts, strict=True):
-            # Nothing here is random, so no state of a generator is needed.
+            # Nothing in it is random, so no state of a generator is kept.
             loss = checkpoint(self._losses, *part, use_reentrant=False, preserve_rng_state=False)
             losses.append(loss)
         return torch.cat(losses).view(targets.shape)
@@ -337,8 +350,11 @@ class Decoder(ZooModel):
 
 
 def target_weights(batch: Mapping[str, Any]) -> Tensor:
-    """(B, L) float32, what each target of a packed batch counts: 0 where it is padding (segment −1)
-    or in another document than its input; else its entry of "weights", or 1 without."""
+    """(B, L) float32: what each target of a packed batch counts in the loss.
+
+    0 for padding (segment −1) and for a target in another document than its input; else its entry
+    of "weights", 1 for a batch without them.
+    """
     segments = batch["segments"][:, 1:]
     inputs = batch["segments"][:, :-1]
     counts = (segments == inputs) & (segments >= 0)
@@ -347,19 +363,22 @@ def target_weights(batch: Mapping[str, Any]) -> Tensor:
     return counts.float()
 
 
-def target_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
-    """(Σ of the weights of a batch's targets, by which its mean loss is weighted; number of targets
-    that count)."""
+def batch_weight(batch: dict[str, Tensor]) -> tuple[float, int]:
+    """(sum of a batch's target weights, number of targets that count).
+
+    The sum is the weight of the batch's mean loss in a mean over batches.
+    """
     weights = target_weights(batch)
     return float(weights.sum()), int((weights > 0).sum())
 
 
 def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted mean of the next-token cross-entropy of a packed batch, in nats, and {"tokens": how
-    many targets counted}; where ranks share the rows, this rank's shares of both.
+    """(weighted mean next-token cross-entropy of a packed batch in nats, {"tokens": its targets}).
 
-    batch: tokens, segments int64 (B, L+1), perhaps weights (`target_weights`) and packed
-    (`modalities.loading.to_device`).
+    Targets of weight 0 are not counted. Where ranks share the rows: this rank's shares of both.
+
+    batch: "tokens" and "segments", int64 (B, L+1); optional "weights" (`target_weights`) and
+        "packed" (`modalities.loading.to_device`).
     """
     tokens = batch["tokens"]
     segments = batch["segments"]
@@ -375,7 +394,8 @@ def causal_lm_loss(model: ZooModel, batch: Mapping[str, Any]) -> tuple[Tensor, d
         targets = model.sequence.part(targets)
         weights = model.sequence.part(weights)
     inputs = tokens[:, :-1]
-    losses = model(inputs, segments=segments[:, :-1] if packed else None, targets=targets)
+    input_segments = segments[:, :-1] if packed else None
+    losses = model(inputs, segments=input_segments, targets=targets)
     loss = (losses.flatten() * weights.flatten()).sum() / total
     return loss, {"tokens": (weights > 0).sum()}
 
@@ -388,8 +408,11 @@ class RowData(Protocol):
 
 
 def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
-    """One row of L tokens. FLOPs: 6 a matrix parameter and token, and 6·C a visible (query, key)
-    pair and layer."""
+    """Cost of a row of L tokens, in numbers of `width` bytes.
+
+    FLOPs, forward and backward: 6 for each matrix parameter and token, and 6·C·L² for each layer
+    (12·C for each visible pair of query and key, of which a row has L²/2).
+    """
     config = model.config
     length = data.context
     matrix_numbers = 0
@@ -397,14 +420,16 @@ def decoder_cost(model: Decoder, data: RowData, width: int) -> Cost:
         if parameter.ndim == 2 and name != "embedding.weight":
             matrix_numbers += parameter.numel()
     if config.tied:
-        # The embedding is the head's matrix.
+        # The embedding is also the head's matrix; as an embedding it multiplies nothing.
         matrix_numbers += config.vocab_size * config.dim
     flops = 6.0 * matrix_numbers * length + 6.0 * config.dim * length**2 * config.num_layers
-    hidden = (4 if config.style == "llama" else 2) * config.hidden_dim
+    # Tensors that the MLP keeps for the backward pass: gate, SiLU of it, up and their product of
+    # SwiGLU; input and output of GELU.
+    kept_tensors = 4 if config.style == "llama" else 2
     numbers = activation_numbers(
         config.num_layers,
         config.dim,
-        hidden,
+        kept_tensors * config.hidden_dim,
         config.activation_checkpointing,
         width,
     )
@@ -428,6 +453,7 @@ def check_tokenizer(options: Mapping[str, object], spec: str) -> None:
 
 
 def _block(config: DecoderConfig, position: LayerPosition) -> Block:
+    """One layer: attention with the position's prior or rotation, and the style's MLP and norms."""
     ssmax = None
     if config.ssmax:
         ssmax = SSMax(
@@ -467,15 +493,15 @@ def register_decoders(
 ) -> None:
     """Register `<modality>_<position>[_ssmax]_<size>` for every position method and size."""
 
-    def entry(position: str, size: str, ssmax: bool) -> dict[str, Any]:
+    def config_of(position: str, size: str, ssmax: bool) -> dict[str, Any]:
         return asdict(config(**sizes[size], position=position, ssmax=ssmax))
 
     family = ModelFamily(
         modality,
-        build,
-        sizes,
-        entry,
-        list_layered_positions,
-        check_position,
+        build=build,
+        sizes=sizes,
+        config=config_of,
+        methods=list_layered_positions,
+        check=check_position,
     )
     register_family(family)

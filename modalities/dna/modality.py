@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import (
+    batch_weight,
     causal_lm_loss,
     check_tokenizer,
     decoder_cost,
-    target_weight,
     target_weights,
 )
 from modalities.dna import RECIPES_MODULE
@@ -82,7 +82,7 @@ MODALITY = Modality(
     loader=build_loader,
     heldout=partial(first_heldout, build_loader),
     loss=next_token_loss,
-    weight=target_weight,
+    weight=batch_weight,
     cost=decoder_cost,
     evaluators=Evaluators("modalities.dna.evaluators"),
     baselines=BASELINES,

@@ -10,10 +10,10 @@ from torch import nn
 
 from modalities.contract import Evaluators, Modality, Outside
 from modalities.decoder.model import (
+    batch_weight,
     causal_lm_loss,
     check_tokenizer,
     decoder_cost,
-    target_weight,
 )
 from modalities.loading import first_heldout
 from modalities.text import HEADLINE, RECIPES_MODULE
@@ -70,7 +70,7 @@ MODALITY = Modality(
     loader=build_loader,
     heldout=partial(first_heldout, build_loader),
     loss=causal_lm_loss,
-    weight=target_weight,
+    weight=batch_weight,
     cost=decoder_cost,
     evaluators=Evaluators("modalities.text.evaluators"),
     outside={"hf": Outside(_open_outside, _claim_outside)},

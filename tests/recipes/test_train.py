@@ -175,7 +175,7 @@ class Reads(TorchDispatchMode):
         {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default"}
     )
     # On the host, before the batch is copied; and what is asked on the CPU alone.
-    ALLOWED = frozenset({"target_weight", "to_device", "__iter__", "bad_keys"})
+    ALLOWED = frozenset({"batch_weight", "to_device", "__iter__", "bad_keys"})
 
     def __init__(self):
         super().__init__()

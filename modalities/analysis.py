@@ -36,8 +36,9 @@ LOGITS = 1 << 22
 
 @dataclass(frozen=True)
 class Analysis:
-    """One layer's attention at some rows. Measures are (B, H, R) float64, of the asked heads and
-    rows, in nats or logits.
+    """One layer's attention at some rows.
+
+    Measures are (B, H, R) float64, of the asked heads and rows, in nats or logits.
 
     Attributes:
         layer: its number.
@@ -127,8 +128,10 @@ def analyse_call(
     spans: Sequence[tuple[int, int]] = (),
     full: bool = False,
 ) -> Analysis:
-    """The same of one call of `prior_attention`. Arguments as in `analyse`; rows are counted from
-    the first query."""
+    """The same of one call of `prior_attention`.
+
+    Arguments as in `analyse`; rows are counted from the first query.
+    """
     num_heads = call.q.shape[1]
     queries = call.num_queries
     keys = call.num_keys

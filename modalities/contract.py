@@ -44,8 +44,10 @@ class Loader(Protocol):
     def __iter__(self) -> Iterator[Batch]: ...
 
     def state_dict(self) -> State:
-        """JSON values from which `load_state_dict` continues with the next sample. Equal on all
-        ranks, or this rank's own."""
+        """JSON values from which `load_state_dict` continues with the next sample.
+
+        Equal on all ranks, or this rank's own.
+        """
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError for a state of other data, or of a set-up in which samples would
@@ -86,8 +88,10 @@ class Writer(Protocol):
     def stream_text(
         self, prompt: str, *, max_new_tokens: int, **sampling: float | None
     ) -> Iterator[str]:
-        """Yields what follows the prompt as it is written. Sampling: temperature, top_k, top_p,
-        seed."""
+        """Yields what follows the prompt as it is written.
+
+        Sampling: temperature, top_k, top_p, seed.
+        """
 
 
 @runtime_checkable
@@ -95,8 +99,10 @@ class Classifier(Protocol):
     """A model that names what an image shows: `priorzoo predict`."""
 
     def classify(self, path: str, /, *, size: int | None = None) -> list[tuple[str, float]]:
-        """Every class and its probability, likeliest first. size: side in pixels; None: as
-        trained."""
+        """Every class and its probability, likeliest first.
+
+        size: side in pixels; None: as trained.
+        """
 
 
 @dataclass(frozen=True)
@@ -204,8 +210,11 @@ class Modality(Generic[Data, Model]):
 
 
 def find_modality(name: str) -> Modality:
-    """The modality of this name. ValueError for an unknown name, or an entry point that is not a
-    `Modality`; ImportError, which names the extra, where a package is not installed."""
+    """The modality of this name.
+
+    ValueError for an unknown name, or an entry point that is not a `Modality`; ImportError, which
+    names the extra, where a package is not installed.
+    """
     modality = load_modality(name)
     if not isinstance(modality, Modality):
         kind = type(modality).__name__

@@ -19,10 +19,12 @@ M_TRIM_THRESHOLD = -1
 
 
 def activation_numbers(layers: int, dim: int, hidden: int, recomputed: bool, width: int) -> float:
-    """Numbers of `width` bytes that one token keeps for the backward pass. A block keeps 8·dim
-    (norms, q, k, v, heads' output) + `hidden` (MLP). A recomputed block keeps 2·dim, and the
-    backward pass adds one block. In float32 (CPU) the 8 is 16, because heads are copied and norms
-    are not fused, and the backward pass adds 1.5 blocks."""
+    """Numbers of `width` bytes that one token keeps for the backward pass.
+
+    A block keeps 8·dim (norms, q, k, v, heads' output) + `hidden` (MLP). A recomputed block keeps
+    2·dim, and the backward pass adds one block. In float32 (CPU) the 8 is 16, because heads are
+    copied and norms are not fused, and the backward pass adds 1.5 blocks.
+    """
     float32 = width == 4
     block = (16 if float32 else 8) * dim + hidden
     layer = 2 * dim if recomputed else block

@@ -176,8 +176,10 @@ class Evaluator(ABC, Generic[S, Model]):
 
     @abstractmethod
     def cells(self, model: Model) -> list[Cell]:
-        """Every cell, in order, with its samples drawn. Raises ValueError for what cannot be
-        measured."""
+        """Every cell, in order, with its samples drawn.
+
+        Raises ValueError for what cannot be measured.
+        """
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
         """Those that may be timed before the measurement; others in their place where these take

@@ -137,8 +137,11 @@ def heatmap_figure(results: Sequence[ModelResult], path: Path, *, column: str, t
 
 
 def styles_of(results: Sequence[ModelResult]) -> list[Style]:
-    """Line styles by method. A second model of a method keeps its colour and marker and takes the
-    next dash pattern; a method without a style takes a spare one, dashed where these come again."""
+    """Line styles by method.
+
+    A second model of a method keeps its colour and marker and takes the next dash pattern; a method
+    without a style takes a spare one, dashed where these come again.
+    """
     models: Counter[str] = Counter()
     spare: dict[str, int] = {}
     styles = []

@@ -44,8 +44,10 @@ class Source(Protocol):
         `extend(events)`."""
 
     def identity(self) -> State:
-        """Everything that decides what a sample is, kept in saved states. "kind" names the class of
-        data."""
+        """Everything that decides what a sample is, kept in saved states.
+
+        "kind" names the class of data.
+        """
 
 
 class Samples(Source, Protocol):
@@ -75,9 +77,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Heldout(Generic[Items]):
-    """The part of a source that training excludes. name: in tables and files, such as "all of
-    folder:photos". fingerprint: 16 hex digits, the key of stored cells. items: the data itself:
-    documents, images, or a genome with its held-out regions."""
+    """The part of a source that training excludes.
+
+    name: in tables and files, such as "all of folder:photos".
+    fingerprint: 16 hex digits, the key of stored cells.
+    items: the data: documents, images, or a genome with its held-out regions.
+    """
 
     name: str
     fingerprint: str
@@ -351,9 +356,11 @@ class RowBatches(Dataset):
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    """The batch where its model is; to CUDA from pinned memory, which nothing waits for. Of rows
-    "packed" says whether any has several documents, or one and padding: a loss would have to wait
-    for the device to read it off the segments there."""
+    """The batch where its model is; to CUDA from pinned memory, which nothing waits for.
+
+    Of rows "packed" says whether any has several documents, or one and padding: a loss would have
+    to wait for the device to read it off the segments there.
+    """
     on_cuda = torch.device(device).type == "cuda"
     moved: dict[str, Any] = {}
     for name, tensor in batch.items():
@@ -366,8 +373,10 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def collate(rows: list[Batch]) -> Batch:
-    """Rows to a batch: each tensor stacked, (B, …). "weights" are 1 in rows that have none, if
-    another row has them."""
+    """Rows to a batch: each tensor stacked, (B, …).
+
+    "weights" are 1 in rows that have none, if another row has them.
+    """
     if any("weights" in row for row in rows):
         rows = [_with_weights(row) for row in rows]
     batch = {}

@@ -37,8 +37,10 @@ RETRIEVAL = "#D55E00"
 
 
 def retrieval_heads(layer: Attention) -> list[bool]:
-    """Whether each head looks away from the query. Where SSMax's s is negative the prior is turned
-    round."""
+    """Whether each head looks away from the query.
+
+    Where SSMax's s is negative the prior is turned round.
+    """
     negated = None
     if layer.ssmax is not None and layer.scale_prior:
         negated = layer.ssmax.scales() < 0

@@ -47,8 +47,10 @@ def check_choice(name: str, value: str | None, choices: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. Every field is an option of the evaluate command; raises ValueError for
-    values that cannot work."""
+    """How to measure.
+
+    Every field is an option of the evaluate command; raises ValueError for values that cannot work.
+    """
 
     samples: int | None = option(
         None, "per cell, or in all, as the evaluator says; default: the evaluator's own"

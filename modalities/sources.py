@@ -47,8 +47,9 @@ def has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
 def find_files(
     spec: str, place: str, suffixes: tuple[str, ...], names: Sequence[str]
 ) -> list[Path]:
-    """The files of `place`, a path or glob in a source's spec. FileNotFoundError names the nearest
-    file; ValueError for a file without one of these suffixes.
+    """The files of `place`, a path or glob in a source's spec.
+
+    FileNotFoundError names the nearest file; ValueError for a file without one of these suffixes.
 
     names: what else a spec may be, for the error.
     """

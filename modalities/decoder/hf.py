@@ -187,8 +187,9 @@ class PriorzooModel(PreTrainedModel):
         output_hidden_states: bool | None = None,
         last: int | None = None,
     ) -> BaseModelOutputWithPast:
-        """Features (B, T, C) of tokens (B, T), or of inputs_embeds (B, T, C). ValueError for
-        arguments that are not served.
+        """Features (B, T, C) of tokens (B, T), or of inputs_embeds (B, T, C).
+
+        ValueError for arguments that are not served.
 
         attention_mask: (B, past + T), 0 on padding, which is before or behind a row's tokens and
             never between them.

@@ -27,8 +27,10 @@ NAMES = {
 
 
 def as_llama(model: Decoder) -> LlamaForCausalLM:
-    """A `LlamaForCausalLM` with copies of the weights, and equal logits to rounding. ValueError for
-    what is no Llama."""
+    """A `LlamaForCausalLM` with copies of the weights, and equal logits to rounding.
+
+    ValueError for what is no Llama.
+    """
     config = model.config
     rotary = cast(Block, model.layers[0]).attention.rotary
     differs = {

@@ -337,8 +337,10 @@ def open_causal_lm(name: str) -> PreTrainedModel:
 
 
 def load_arm(folder: str, settings: dict[str, str], *, merge: bool) -> PreTrainedModel:
-    """A folder's model under settings, one of which may be an `adapter` for it. merge: add its LoRA
-    to the weights."""
+    """A folder's model under settings, one of which may be an `adapter` for it.
+
+    merge: add its LoRA to the weights.
+    """
     from zoo.adapters.released import open_released
 
     if is_adapted(folder):
@@ -399,8 +401,10 @@ def _observed(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of `transformers` that shows its call. Rotations are in q and k, so all
-    is content."""
+    """An attention function of `transformers` that shows its call.
+
+    Rotations are in q and k, so all is content.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     for name in ("softcap", "s_aux", "position_bias"):

@@ -41,8 +41,10 @@ SCORED = 1 << 18
 
 
 class MarkovChain(WindowScorer):
-    """The chain of one order; one table serves all orders. Raises RuntimeError where it scores
-    before `fit`."""
+    """The chain of one order; one table serves all orders.
+
+    Raises RuntimeError where it scores before `fit`.
+    """
 
     def __init__(self, order: int, train_context: int = 256) -> None:
         super().__init__()

@@ -72,9 +72,11 @@ class CopyExpert(nn.Module):
         self._index: tuple[tuple[int, torch.device], Index] | None = None
 
     def remember(self, tokens: Tensor, segments: Tensor) -> None:
-        """Keep the bases of rows (B, L+1), if there is room for all. Ids above 3, as a row's start,
-        and padding part them. ValueError in a run of several processes, whose memories would
-        differ."""
+        """Keep the bases of rows (B, L+1), if there is room for all.
+
+        Ids above 3, as a row's start, and padding part them. ValueError in a run of several
+        processes, whose memories would differ.
+        """
         if not len(self.memory):
             return
         if torch.distributed.is_initialized():

@@ -72,8 +72,10 @@ D = TypeVar("D", bound=DnaSettings, default=DnaLengthSettings)
 
 
 class FittingEvaluator(Evaluator[D, ZooModel]):
-    """An evaluator of DNA. `heldout` is of `source`, to whose training split baselines are
-    fitted."""
+    """An evaluator of DNA.
+
+    `heldout` is of `source`, to whose training split baselines are fitted.
+    """
 
     unit = "bases"
 
@@ -212,8 +214,10 @@ class FileEvaluator(FittingEvaluator[F], Listing[F, ZooModel]):
         return window_of(model, model.config.train_context)
 
     def window(self, model: ZooModel) -> int:
-        """`window`, or the default, rounded down to a multiple of `window_step` k-mers. ValueError
-        where that is 0."""
+        """`window`, or the default, rounded down to a multiple of `window_step` k-mers.
+
+        ValueError where that is 0.
+        """
         tokenizer = load_tokenizer(model.config.tokenizer)
         step = tokenizer.step * self.window_step
         window = self.settings.window

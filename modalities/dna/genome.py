@@ -22,8 +22,10 @@ _PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class Contig:
-    """One sequence. unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and
-    disjoint."""
+    """One sequence.
+
+    unknown: (n, 2) int64, the runs [start, stop) of UNKNOWN codes, sorted and disjoint.
+    """
 
     name: str
     length: int
@@ -52,8 +54,9 @@ class Genome:
         files: tuple[str, ...],
         bases: bytearray,
     ) -> None:
-        """contigs: name, length and number of the file of each. bases: of all of them, code |
-        SOFT."""
+        """contigs: name, length and number of the file of each.
+        bases: code | SOFT of each base of all contigs.
+        """
         self.files = files
         self.fingerprint = fingerprint
         self._store = np.frombuffer(bases, np.uint8)
@@ -142,8 +145,10 @@ class RunCounter:
 
 
 def open_genome(source: DnaSource) -> Genome:
-    """The genome of a source; opened again, it costs nothing. ValueError with file, place and
-    reason for malformed files."""
+    """The genome of a source; opened again, it costs nothing.
+
+    ValueError with file, place and reason for malformed files.
+    """
     return _open(tuple((str(path.absolute()), _version(path)) for path in source.files))
 
 

@@ -61,8 +61,10 @@ class PriorzooDnaModel(PriorzooModel):
 
 
 class PriorzooDnaForCausalLM(PriorzooForCausalLM):
-    """`PriorzooForCausalLM` of DNA. Logits of ids that are no targets are −∞, and as labels they
-    are ignored."""
+    """`PriorzooForCausalLM` of DNA.
+
+    Logits of ids that are no targets are −∞, and as labels they are ignored.
+    """
 
     config_class = PriorzooDnaConfig
 

@@ -126,8 +126,11 @@ SIZES: Mapping[str, Mapping[str, object]] = {
 
 
 class DnaDecoder(Decoder):
-    """A decoder of DNA. Ids that are not targets (unknown bases, start, padding) have logits of
-    −inf: on single bases an untrained model costs about 2 bits per base, not log₂ 7."""
+    """A decoder of DNA.
+
+    Ids that are not targets (unknown bases, start, padding) have logits of −inf: on single bases an
+    untrained model costs about 2 bits per base, not log₂ 7.
+    """
 
     config_class = DnaConfig
     config: DnaConfig
@@ -187,9 +190,11 @@ class DnaDecoder(Decoder):
     def stream_text(
         self, prompt: str = "", *, max_new_tokens: int = 200, **sampling: float | None
     ) -> Iterator[str]:
-        """Bases that follow those of the prompt, yielded as they are written. Where it is not a
-        whole number of k-mers, its first bases are left out. `sampling`: as in
-        `modalities.decoder.generation.stream`. ValueError for other letters."""
+        """Bases that follow those of the prompt, yielded as they are written.
+
+        Where it is not a whole number of k-mers, its first bases are left out. `sampling`: as in
+        `modalities.decoder.generation.stream`. ValueError for other letters.
+        """
         tokenizer = load_tokenizer(self.config.tokenizer)
         left_over = tokenizer.encode(encode(prompt)).left_over
         ids = self.read(prompt[left_over:])[0].tolist()
@@ -200,8 +205,10 @@ class DnaDecoder(Decoder):
         return stream_text(self, ids, letters, max_new_tokens=max_new_tokens, **sampling)  # type: ignore[arg-type]
 
     def read(self, bases: str) -> Tensor:
-        """(1, T) ids: the start token and the tokens of bases. ValueError for other letters than
-        those of bases."""
+        """(1, T) ids: the start token and the tokens of bases.
+
+        ValueError for other letters than those of bases.
+        """
         tokenizer = load_tokenizer(self.config.tokenizer)
         ids = tokenizer.encode(encode(bases)).ids.tolist()
         return torch.tensor([[tokenizer.bos_id, *ids]], device=self.device)

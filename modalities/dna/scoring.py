@@ -46,9 +46,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class BaselineConfig:
-    """The part of a model's configuration that tables, figures and evaluators read. `position` is
-    the baseline's name, and `train_context`, of which default lengths are multiples, that of the
-    models beside it."""
+    """The part of a model's configuration that tables, figures and evaluators read.
+
+    `position` is the baseline's name, and `train_context`, of which default lengths are multiples,
+    that of the models beside it.
+    """
 
     position: str
     train_context: int = 256
@@ -148,8 +150,10 @@ def _mean_of_strands(forth: Scores, back: Scores) -> Scores:
 
 @torch.inference_mode()
 def _score_tokens(model: Decoder, windows: np.ndarray, by_base: bool) -> Scores:
-    """Scores of one strand, per token or, sharing a token's cost evenly, per base. The softmax is
-    taken in float64 over the model's logits, for a slice of positions at a time."""
+    """Scores of one strand, per token or, sharing a token's cost evenly, per base.
+
+    The softmax is taken in float64 over the model's logits, for a slice of positions at a time.
+    """
     tokenizer = load_tokenizer(model.config.tokenizer)
     rows = [tokenizer.encode(window) for window in windows]
     # Shorter rows end in padding of span 0.

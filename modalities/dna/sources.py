@@ -67,9 +67,11 @@ class DnaSource:
 def find_source(
     spec: str = DEFAULT_SOURCE, split: str | os.PathLike[str] | None = None
 ) -> DnaSource:
-    """The source of a spec string, split by a BED file `split` if it is not None. ValueError for a
-    malformed spec, or a file of another suffix; FileNotFoundError, which names the nearest file, or
-    the command that fetches it."""
+    """The source of a spec string, split by a BED file `split` if it is not None.
+
+    ValueError for a malformed spec, or a file of another suffix; FileNotFoundError, which names the
+    nearest file, or the command that fetches it.
+    """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(
             f"source must be a non-empty string such as {DEFAULT_SOURCE!r}, got {spec!r}"
@@ -163,8 +165,10 @@ def _read_fasta(path: Path) -> Iterator[tuple[str, str] | bytes]:
 
 
 def _read_genbank(path: Path) -> Iterator[tuple[str, str] | bytes]:
-    """One record in memory at a time. Lower case, which GenBank writes throughout, is no soft
-    mask."""
+    """One record in memory at a time.
+
+    Lower case, which GenBank writes throughout, is no soft mask.
+    """
     from Bio import SeqIO
 
     with open_decompressed(path) as stream:

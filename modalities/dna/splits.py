@@ -305,8 +305,10 @@ class GenomeSplit:
 
 @lru_cache(maxsize=2)
 def open_heldout(source: DnaSource) -> Heldout[GenomeSplit]:
-    """The split genome of a source, opened once per process. Raises as `open_genome` and
-    `load_regions` do."""
+    """The split genome of a source, opened once per process.
+
+    Raises as `open_genome` and `load_regions` do.
+    """
     genome = open_genome(source)
     regions = load_regions(source, genome)
     lines = [genome.fingerprint]

@@ -28,8 +28,11 @@ from zoo.files import near_file
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One alternative allele, at a position from 1. place: "record 3". reason: why it cannot be
-    scored, or ""."""
+    """One alternative allele, at a position from 1.
+
+    place: such as "record 3".
+    reason: why it cannot be scored, or "".
+    """
 
     chrom: str
     pos: int
@@ -41,9 +44,11 @@ class Variant:
 
 
 def read_variants(path: str | Path) -> Iterator[Variant]:
-    """Every alternative allele of a VCF or BCF. FileNotFoundError for a missing file; ValueError
-    with file, place and reason for another format and for a file that is malformed or truncated;
-    ImportError without pysam."""
+    """Every alternative allele of a VCF or BCF.
+
+    FileNotFoundError for a missing file; ValueError with file, place and reason for another format
+    and for a file that is malformed or truncated; ImportError without pysam.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(
             f"no file of variants {str(path)!r}; {near_file(path)}expected a VCF or BCF"
@@ -174,8 +179,10 @@ def _common(one: str, other: str) -> int:
 
 
 def _repeated(unit: np.ndarray, outward: Callable[[int], np.ndarray]) -> int:
-    """For how many bases the sequence behind `unit` goes on with period len(unit). outward: size →
-    so many of its bases, or all up to the contig's end."""
+    """For how many bases the sequence behind `unit` goes on with period len(unit).
+
+    outward: size → so many of its bases, or all up to the contig's end.
+    """
     size = 64
     while True:
         codes = outward(size)

@@ -188,8 +188,9 @@ class _Layout(NamedTuple):
 
 
 class PackedDataset(Dataset):
-    """Rows of L+1 tokens cut from shuffled, concatenated documents. Sample n depends on (corpus,
-    seed, n) alone.
+    """Rows of L+1 tokens cut from shuffled, concatenated documents.
+
+    Sample n depends on (corpus, seed, n) alone.
 
     An epoch lays all documents out as [BOS] + tokens in random order, cuts that line into windows
     of L+1 tokens at stride L, so that every token is a target once, pads the last one, and serves
@@ -288,8 +289,10 @@ class PackedDataset(Dataset):
 
 
 def load_corpus(config: TextDataConfig, split: str) -> TokenCorpus:
-    """The tokens of one split of a config's source. Errors: those of open_source and
-    tokenize_corpus."""
+    """The tokens of one split of a config's source.
+
+    Errors: those of open_source and tokenize_corpus.
+    """
     spec = config.source
     if split == "heldout" and config.heldout_source is not None:
         spec = config.heldout_source

@@ -79,8 +79,10 @@ class TextEvaluator(Evaluator[S, Decoder]):
 
 
 class HaystackEvaluator(TextEvaluator[S]):
-    """An evaluator that hides statements in a haystack. ValueError for a source of held-out text
-    and another filler."""
+    """An evaluator that hides statements in a haystack.
+
+    ValueError for a source of held-out text and another filler.
+    """
 
     def __init__(
         self, settings: S | None = None, trained_on: Mapping[str, Any] | None = None

@@ -110,8 +110,10 @@ def default_haystack(template: str) -> str:
 def open_haystack(
     name: str, tokenizer: Tokenizer, documents: Sequence[np.ndarray] = ()
 ) -> Haystack:
-    """A haystack by name: "own", "grass" or "text" (`documents`, in tokens). ValueError for
-    another, or without text."""
+    """A haystack by name: "own", "grass" or "text" (`documents`, in tokens).
+
+    ValueError for another, or without text.
+    """
     check_choice("filler", name, HAYSTACKS)
     if name != "text":
         sentences = OWN if name == "own" else GRASS
@@ -166,8 +168,10 @@ def _trigrams(ids: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Template:
-    """What is stated and asked. facts: how many are stated, one of which is asked for; only the
-    grammars have more than one."""
+    """What is stated and asked.
+
+    facts: how many are stated, one of which is asked for; only the grammars have more than one.
+    """
 
     name: str = "own"
     facts: int = 1

@@ -39,8 +39,10 @@ FILLERS = "own, grass or text (held-out documents)"
 
 @dataclass(frozen=True)
 class RetrievalSettings(CutSettings):
-    """What is hidden in what; see `modalities.text.prompts`. The control cuts prompts by
-    `Prompt.passage`."""
+    """What is hidden in what; see `modalities.text.prompts`.
+
+    The control cuts prompts by `Prompt.passage`.
+    """
 
     template: str | None = option(None, f"{', '.join(TEMPLATES)}; default: own")
     filler: str | None = option(None, f"{FILLERS}; default: what belongs to the template")

@@ -75,8 +75,10 @@ def document_split(document: Document) -> str:
 
 
 class Source:
-    """An iterable of documents that can be walked again and again in the same order. Empty
-    documents are left out."""
+    """An iterable of documents that can be walked again and again in the same order.
+
+    Empty documents are left out.
+    """
 
     spec: str
 
@@ -145,8 +147,10 @@ class UnseenSource(Source):
 
 @dataclass(frozen=True)
 class HFSource(Source):
-    """A streamed Hugging Face dataset. `load()` gives the dataset itself, `document` reads its
-    rows."""
+    """A streamed Hugging Face dataset.
+
+    `load()` gives the dataset itself, `document` reads its rows.
+    """
 
     spec: str
     name: str
@@ -155,8 +159,10 @@ class HFSource(Source):
     options: dict[str, str]
 
     def load(self) -> Iterable[Mapping[str, object]]:
-        """`datasets.load_dataset(…, streaming=True)`. Errors of that library pass through
-        unchanged."""
+        """`datasets.load_dataset(…, streaming=True)`.
+
+        Errors of that library pass through unchanged.
+        """
         options: dict[str, object] = {}
         pattern = self.options.get("data_files")
         if pattern:
@@ -175,8 +181,10 @@ class HFSource(Source):
 
 
 def open_source(spec: str = "sotu-excerpt") -> Source:
-    """The source of a spec string. ValueError for an unknown name or option, FileNotFoundError for
-    missing files."""
+    """The source of a spec string.
+
+    ValueError for an unknown name or option, FileNotFoundError for missing files.
+    """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
     place, options = _parse(spec)

@@ -70,8 +70,10 @@ SMALL_MASK = 256 * 256
 
 
 class MaskWarning(RuntimeWarning):
-    """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits. Warned
-    once per reason."""
+    """On CUDA no fused kernel serves a call, which falls back to materialising T × S logits.
+
+    Warned once per reason.
+    """
 
 
 _WARNED: set[str] = set()
@@ -83,8 +85,9 @@ def choose_kernel(
     *,
     warned: MutableSet[str] = _WARNED,
 ) -> str:
-    """The kernel of `kernels` that `kernel="auto"` selects. `warned`: the warnings given so far,
-    not to be repeated.
+    """The kernel of `kernels` that `kernel="auto"` selects.
+
+    `warned`: the warnings given so far, not to be repeated.
 
     On CUDA the first that serves the call: without a mask `flash`, then `sdpa`; with documents,
     windows or causal offsets but no table `flash` (its package), then `triton`; with a table

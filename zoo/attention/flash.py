@@ -115,8 +115,10 @@ class FlashKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D). Queries and keys are [lanes, content]; all heads are padded to one width, a
-        multiple of 8."""
+        """The output (B, H, T, D).
+
+        Queries and keys are [lanes, content]; all heads are padded to one width, a multiple of 8.
+        """
         num_heads = call.q.shape[1]
         width = call.v.shape[-1]
         q = fold_queries(call)

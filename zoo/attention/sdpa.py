@@ -55,8 +55,10 @@ class SdpaKernel:
         return None
 
     def run(self, call: AttentionCall) -> Tensor:
-        """(B, H, T, D). Queries and keys are [lanes, content], padded with zeros to a common width,
-        a multiple of 8."""
+        """The output (B, H, T, D).
+
+        Queries and keys are [lanes, content], padded with zeros to a common width, a multiple of 8.
+        """
         call, columns = aligned(call)
         # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and
         # what the row's logits have in common (with lanes, much) adds to the gradient of the row

@@ -325,8 +325,10 @@ def _change(contigs: Sequence[Contig], shorter: Sequence[Contig]) -> Row:
 
 
 def _standard_error(contigs: Sequence[np.ndarray]) -> float:
-    """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C. A
-    contig of a single stretch takes the mean s² of the others; NaN where all have one."""
+    """Of the mean over C contigs of the means over each one's n stretches: √(Σ s² / n) / C.
+
+    A contig of a single stretch takes the mean s² of the others; NaN where all have one.
+    """
     variances = [values.var(ddof=1) for values in contigs if len(values) > 1]
     if not variances:
         return math.nan

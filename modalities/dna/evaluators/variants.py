@@ -108,8 +108,10 @@ def score_haplotypes(
     strands: str,
     batch_tokens: int,
 ) -> list[tuple[WindowCosts, WindowCosts]]:
-    """Costs of the reference's window and of the alternative one, for each change. Equal windows,
-    such as the reference's of all alleles at a site, are read once."""
+    """Costs of the reference's window and of the alternative one, for each change.
+
+    Equal windows, such as the reference's of all alleles at a site, are read once.
+    """
     pairs = []
     windows: dict[bytes, None] = {}
     for placement in placements:
@@ -311,8 +313,11 @@ Entry = tuple[Variant, Placement | None]
 
 @lru_cache(maxsize=2)
 def _entries(path: str, digest: str, genome: Genome, window: int, step: int) -> tuple[Entry, ...]:
-    """Every variant of a file, and where its windows lie. `digest`: the file's hash, so that a
-    changed file is another one. ValueError for no variants, or none that fits the reference."""
+    """Every variant of a file, and where its windows lie.
+
+    `digest`: the file's hash, so that a changed file is another one. ValueError for no variants, or
+    none that fits the reference.
+    """
     entries = tuple(
         _place_variant(genome, variant, window, step) for variant in read_variants(path)
     )

@@ -337,8 +337,10 @@ def _cut(
     *,
     document: int | None,
 ) -> list[Stretch]:
-    """The stretches that begin at `starts`. document: its number; None: a stretch is a unit of its
-    own."""
+    """The stretches that begin at `starts`.
+
+    document: its number; None: a stretch is a unit of its own.
+    """
     # Token t is predicted after read[t].
     read = np.concatenate([[tokenizer.bos_id], tokens])
     stretches = []

@@ -13,7 +13,7 @@ from modalities.contract import Modality
 from modalities.encoder import training
 from modalities.encoder.accuracy import SizeAccuracy
 from modalities.encoder.batches import GridBatches
-from modalities.encoder.config import GridConfig
+from modalities.encoder.config import GridConfig, GridData
 from modalities.encoder.evaluation import SizeSettings
 from modalities.encoder.items import BadSample, HeldoutItems, ItemSet, split_places
 from modalities.encoder.model import GridTransformer
@@ -69,14 +69,9 @@ class Tones(ItemSet):
 
 
 @dataclass(frozen=True)
-class ToneData:
+class ToneData(GridData):
     num_classes: int = CLASSES
     frames: int = 16
-    seed: int = 0
-    random_erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    label_smoothing: float = 0.0
 
     @property
     def train_shapes(self):
@@ -136,10 +131,6 @@ def loss(model, batch):
     return classification_loss(model(batch["spectrograms"]).float(), batch["targets"])
 
 
-def cost(model, data, width):
-    return training.cost(model, data.train_shapes, width)
-
-
 MODALITY = Modality(
     name="tones",
     unit="tones",
@@ -150,7 +141,7 @@ MODALITY = Modality(
     heldout=partial(first_heldout, build_loader),
     loss=loss,
     weight=training.weight,
-    cost=cost,
+    cost=training.cost,
     evaluators={"duration": ToneAccuracy},
     metrics=training.METRICS,
 )

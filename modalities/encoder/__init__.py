@@ -28,11 +28,11 @@ made of five things. None of them imports another modality.
    of one speaker. What cannot be read raises `items.BadSample(reason, detail)`: it is skipped,
    counted and reported. A source without a held-out part takes `items.split_places` of its names.
 
-3. **Batches.** A dataclass, the recipe's data section, that has the fields of
-   `batches.BatchSettings`. A class derived from `batches.GridBatches`: `inputs`, the name of the
-   grids in a batch; `sample(item, label, shape)` → (array, {"targets": label}), in which Python's,
-   numpy's and torch's global generators are seeded for the sample; `tensor(arrays)`, which
-   normalises a whole batch. The loaders, for training and for held-out data, resume exactly:
+3. **Batches.** A frozen dataclass derived from `config.GridData`, the recipe's data section, with
+   `train_shapes`. A class derived from `batches.GridBatches`: `sample(item, label, shape)` →
+   (array, {"targets": label}), in which Python's, numpy's and torch's global generators are seeded
+   for the sample; `tensor(arrays)`, which normalises a whole batch; perhaps `inputs`, another name
+   of the grids in a batch. The loaders, for training and for held-out data, resume exactly:
 
        IndexedLoader(ItemSamples(items, AudioBatches(data), train=True, seed=data.seed),
                      micro_batch, rank=rank, world=world, num_workers=data.num_workers)
@@ -46,13 +46,11 @@ made of five things. None of them imports another modality.
    `SizeSettings` a field `sizes` of your own where its help text should name your cells.
 
 5. **`modalities.contract.Modality`**: `build` makes a named model at the data's size and classes;
-   `training.classification_loss`, `training.weight` and `training.cost` are the rest, with
-   `metrics=training.METRICS`:
+   `training.loss`, `training.weight` and `training.cost` are the rest, with
+   `metrics=training.METRICS`. Where batches have another name for the grids, the loss is
+   `training.classification_loss(logits, targets)`.
 
-       def loss(model, batch):
-           logits = model(batch["spectrograms"]).float()
-           return classification_loss(logits, batch["targets"])
-
-`tests/test_encoder.py` has all five for a toy in about a hundred lines. `config` and `items` import
-neither timm nor torch's transforms, so that names can be listed without them.
+`examples/audio` has all five in a package that pip installs. `config` and `items` import neither
+timm nor torch's transforms, so that names can be listed without them. All else needs timm, which is
+in the extra `vision`.
 """

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from modalities.starts import check_start
-from zoo.errors import LONGEST_CONTEXT, bounded, check_fields, check_parameters, did_you_mean
+from zoo.errors import (
+    LARGEST_SEED,
+    LONGEST_CONTEXT,
+    bounded,
+    check_fields,
+    check_parameters,
+    did_you_mean,
+)
 
 # Entries of a configuration, or of a method.
 Options = dict[str, Any]
@@ -119,6 +126,27 @@ class GridConfig:
     def train_grid(self) -> Shape:
         """(height, width) of the training samples in patches."""
         return self.train_size[0] // self.patch_size, self.train_size[1] // self.patch_size
+
+
+@dataclass(frozen=True)
+class GridData:
+    """A recipe's data section: what `batches.BatchSettings` asks for. A modality's own is a frozen
+    dataclass derived from it, which adds `train_shapes`."""
+
+    num_classes: int = bounded(0, 0, 2**24)
+    seed: int = bounded(0, -LARGEST_SEED, LARGEST_SEED)
+    random_erasing: float = bounded(0.0, 0, 1)
+    mixup: float = bounded(0.0, 0, math.inf)
+    cutmix: float = bounded(0.0, 0, math.inf)
+    label_smoothing: float = bounded(0.0, 0, 1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def train_shapes(self) -> tuple[Shape, ...]:
+        """(height, width) of the training batches, among which each draws one."""
+        raise NotImplementedError
 
 
 def not_multiples(sides: Sequence[int], patch: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from modalities.contract import Cost
 from modalities.cost import activation_numbers
+from modalities.encoder.batches import BatchSettings, GridBatches
 from modalities.encoder.config import Shape
 from modalities.encoder.model import GridTransformer
 
@@ -39,6 +40,13 @@ def classification_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[s
     return F.cross_entropy(logits, targets), metrics
 
 
+def loss(
+    model: Callable[..., Tensor], batch: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`classification_loss` of a batch of `GridBatches` whose grids have the default name."""
+    return classification_loss(model(batch[GridBatches.inputs]).float(), batch["targets"])
+
+
 def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     """(sum of weights, targets) of a batch: every sample counts 1; places of held-out batches that
     do not count have target −1."""
@@ -47,7 +55,12 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     return float(count), count
 
 
-def cost(model: GridTransformer, shapes: Sequence[Shape], width: int) -> Cost:
+def cost(model: GridTransformer, data: BatchSettings, width: int) -> Cost:
+    """One sample at the data's training shapes; width: bytes of a number."""
+    return cost_at(model, data.train_shapes, width)
+
+
+def cost_at(model: GridTransformer, shapes: Sequence[Shape], width: int) -> Cost:
     """One sample of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a
     (query, key) pair and layer: attention's two products are 4·C forward and 8·C backward, all T²
     pairs are visible. Of several training shapes (height, width) FLOPs are their mean, and

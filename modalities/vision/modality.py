@@ -77,9 +77,9 @@ def loss(
 
 
 def cost(model: VisionTransformer, data: VisionDataConfig, width: int) -> Cost:
-    """That of an image at the shapes of the data (`modalities.encoder.training.cost`)."""
+    """That of an image at the shapes of the data (`modalities.encoder.training.cost_at`)."""
     shapes = data.train_shapes if data.shapes else [model.config.train_size]
-    return training.cost(model, shapes, width)
+    return training.cost_at(model, shapes, width)
 
 
 MODALITY = Modality(

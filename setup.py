@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say: where the wheel has `recipes` (see priorzoo/__init__.py), and what an index page shows.
+"""What pyproject.toml cannot say: where the wheel has `recipes` (see priorzoo/__init__.py), and
+what an index page shows.
 
-PRIORZOO_URL, the address of the repository, becomes the base of README's links and pictures on the index page. Without it
-they lead nowhere there, and the page has the text alone.
+PRIORZOO_URL, the address of the repository, becomes the base of README's links and pictures on the
+index page. Without it they lead nowhere there, and the page has the text alone.
 """
 
 import os

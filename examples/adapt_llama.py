@@ -1,7 +1,7 @@
 """A prior in a Llama: unchanged at first, then trained, saved, loaded and continued.
 
-    python examples/adapt_llama.py                      # a small Llama with random weights, a minute
-    python examples/adapt_llama.py --model FOLDER       # one of yours, with its tokenizer
+    python examples/adapt_llama.py                 # a small Llama with random weights, a minute
+    python examples/adapt_llama.py --model FOLDER  # one of yours, with its tokenizer
 
 `zoo.adapt` gives each attention layer a log-prior K on its logits. GGD starts at K = 0.
 """

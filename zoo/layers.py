@@ -203,8 +203,8 @@ class Attention(nn.Module):
         if self.content_dim < 1:
             most_heads = max(dim // (prior.num_lanes + 8), 1)
             raise ValueError(
-                f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and leaves "
-                f"none for content; use at most {most_heads} heads for dim={dim}, "
+                f"the prior takes {prior.num_lanes} of {self.head_dim} columns of a head and "
+                f"leaves none for content; use at most {most_heads} heads for dim={dim}, "
                 "or lanes='beside'"
             )
         self.prior = prior

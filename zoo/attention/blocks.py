@@ -135,8 +135,8 @@ def _narrowed(blocks: list[Block], reach: Reach) -> list[Block]:
 def shorten_blocks(
     call: AttentionCall, blocks: list[Block], *, least_rows: int, most_rows: int, one_head: int
 ) -> Iterator[Block]:
-    """Blocks of at most `most_rows` queries, and of fewer, but `least_rows`, where one head has more
-    than `one_head` logits."""
+    """Blocks of at most `most_rows` queries; where one head has more than `one_head` logits fewer,
+    but at least `least_rows`."""
     for block in blocks:
         fitting_rows = one_head // max(1, block.last - block.first)
         rows = max(least_rows, min(most_rows, fitting_rows))

@@ -1,4 +1,4 @@
-"""Accuracy against the frames of a window: the sound keeps its length, the noise around it grows."""
+"""Accuracy against the frames of a window: the sound keeps its length, the noise grows."""
 
 from functools import cached_property
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 import zoo
-from modalities.decoder import tokenizers
+from modalities.tokenizers import copies
 from recipes.cli import main
 from recipes.hub import dataset_name
 from tests.launching import ROOT
@@ -135,7 +135,7 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     hf = pytest.importorskip("modalities.text.hf")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tokenizers, "_copies", {})
+    monkeypatch.setattr(copies, "_copies", {})
     shutil.copy(ROOT / "modalities/text/assets/bpe-1k.json", "mine.json")
     hf.fast_tokenizer("bpe-1k").save_pretrained("tok")
     model = zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer=spec)
@@ -147,14 +147,15 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
     assert main(["hub", "saved", "--out", "hub"]) == 0
     shutil.move("hub", "hf:moved")  # a folder, whatever else its name may mean
     for folder in ("hf:moved", "hub/again"):
-        monkeypatch.setattr(tokenizers, "_copies", {})  # as in a new process
+        # As in a new process.
+        monkeypatch.setattr(copies, "_copies", {})
         assert torch.equal(zoo.load_model(folder)(ids), expected)
         assert main(["generate", folder, "The people", "--max-new-tokens", "2"]) == 0
         if folder == "hf:moved":
             assert main(["hub", folder, "--out", "hub/again"]) == 0
             assert Path("hub/again/tokenizer.json").exists()
     hf.wrap(zoo.load_model("hub/again")).save_pretrained("hf")
-    monkeypatch.setattr(tokenizers, "_copies", {})
+    monkeypatch.setattr(copies, "_copies", {})
     wrapped = transformers.AutoModelForCausalLM.from_pretrained("hf")
     assert torch.equal(wrapped(ids).logits, expected)
     assert Path("hf/tokenizer.json").exists()
@@ -170,7 +171,7 @@ def test_the_user_s_tokenizer_travels(spec, tmp_path, monkeypatch):
 
 def test_tokenizers_are_told_apart(tmp_path, monkeypatch):
     """Two tokenizers of one name are told apart."""
-    monkeypatch.setattr(tokenizers, "_copies", {})
+    monkeypatch.setattr(copies, "_copies", {})
     for name, content in (("a", "{}"), ("b", "[]")):
         zoo.create_model("text_alibi_tiny", num_layers=1, tokenizer="mine.json").save_pretrained(
             tmp_path / name

@@ -3,8 +3,8 @@
     python examples/own_prior.py            # a minute on one core
     python examples/own_prior.py --steps 2  # whether it runs
 
-A row is a random string, read twice: what the second copy predicts right was found in the first.
-Training has strings of 16 letters; the table shows longer ones.
+A row is a random string, twice: a letter predicted right in the second copy was found in the
+first. Training has strings of 16 letters; the table shows longer ones.
 """
 
 import argparse
@@ -21,6 +21,7 @@ TRAINED = 16
 class PowerLaw(zoo.priors.TablePrior):
     """K[h,i,j] = −a_h·ln(1 + |i − j|): weights that fall as a power of the distance."""
 
+    # Parameters with an entry for each head; heads differ by nothing else.
     by_head = ("raw_exponent",)
 
     def __init__(self, num_heads: int) -> None:
@@ -29,6 +30,7 @@ class PowerLaw(zoo.priors.TablePrior):
 
     def curve(self, distance: Tensor, *, causal: bool) -> Tensor:
         exponent = nn.functional.softplus(self.raw_exponent.to(distance.dtype))
+        # (H, 1, …): a row for each head, whatever the shape of distance.
         return -exponent.view(-1, *[1] * distance.ndim) * distance.abs().log1p()
 
 
@@ -39,7 +41,7 @@ def make_rows(count: int, length: int, generator: torch.Generator) -> Tensor:
 
 
 def copy_loss(model: nn.Module, rows: Tensor) -> tuple[Tensor, float]:
-    """Mean loss and accuracy of the second copy, in nats."""
+    """Mean loss, in nats, and accuracy over the second copy, but for its first letter."""
     logits = model(rows[:, :-1])[:, rows.shape[1] // 2 :]
     targets = rows[:, 1:][:, rows.shape[1] // 2 :]
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -29,7 +29,8 @@ from zoo.plugins import modality_names as modality_names
 if TYPE_CHECKING:
     from modalities.evaluation import Evaluator
 
-Data = TypeVar("Data", default=Any)  # a recipe's data section
+# A recipe's data section.
+Data = TypeVar("Data", default=Any)
 Model = TypeVar("Model", bound=ZooModel, default=Any)
 DataIn = TypeVar("DataIn", contravariant=True, default=Any)
 
@@ -114,7 +115,7 @@ class Cost:
         flops: forward and backward.
         activation_bytes: alive between forward and backward, without logits.
         logit_bytes: of float32 logits.
-        most_logit_bytes: logits of a whole micro-batch that are made at a time.
+        most_logit_bytes: upper bound of a micro-batch's logits that exist at once.
     """
 
     units: int
@@ -129,8 +130,7 @@ class Outside:
     """Models of another library, which a modality's evaluators take as PREFIX:NAME.
 
     load: NAME → the model, with the interface that the modality's evaluators use, and whether it is
-    trained. Raises
-        ValueError, in one line, for what cannot be measured.
+        trained. Raises ValueError, in one line, for what cannot be measured.
     claim: NAME → 0 to 1, how far the model reads this modality. The modality with the largest claim
     has the model; 0 is none.
     """

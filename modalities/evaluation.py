@@ -73,7 +73,7 @@ class Evaluator(ABC, Generic[S, Model]):
     title: ClassVar[str] = ""
     # Raised when prompts or scoring change, so that earlier cells are not reused.
     version: ClassVar[int] = 1
-    # What tables show and figures draw; of an instance where settings decide.
+    # What tables show and figures draw; set on the instance where it depends on settings.
     scores: tuple[Score, ...]
     # What represents it in overview.png, next to other evaluators of its axis.
     overview: Score | None = None
@@ -182,8 +182,8 @@ class Evaluator(ABC, Generic[S, Model]):
         """
 
     def trials(self, cells: list[Cell]) -> list[Cell]:
-        """Those that may be timed before the measurement; others in their place where these take
-        long."""
+        """The cells that may be timed before the measurement; shorter ones made for it where every
+        cell takes long."""
         return cells
 
     @abstractmethod
@@ -233,7 +233,7 @@ class Evaluator(ABC, Generic[S, Model]):
             if reference is None and result.label == against:
                 reference = name
         if reference is None or len(scores) < 2:
-            measured = f"measured are {', '.join(scores)}, seeds of a set-up as one"
+            measured = f"measured are {', '.join(scores)} (seeds of a set-up count as one)"
             raise ValueError(f"nothing to compare with {against!r}: {measured}")
         rows = []
         for name in scores:

@@ -56,7 +56,7 @@ def _log_prior(layer: Attention, queries: Positions, keys: Positions, *, causal:
     return log_prior * layer.ssmax(queries, causal=causal).double().cpu()[..., None]
 
 
-def layer_priors(model: ZooModel) -> list[Attention]:
+def layers_with_priors(model: ZooModel) -> list[Attention]:
     """The attention of each layer of a model; ValueError where all K = 0, or a K depends on the
     model's input."""
     attentions = [cast(Attention, layer.attention) for layer in cast(nn.ModuleList, model.layers)]
@@ -106,17 +106,18 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
     """{at, layers[layer][head][n], unit, trained}: K less its maximum, cut below `FLOOR`.
 
     On a line from the last of `CURVE_LENGTH` tokens. On a grid the mean over patches at one
-    distance from the centre of an image of twice the training side. ValueError: see `layer_priors`.
+    distance from the centre of an image of twice the training side. ValueError: see
+    `layers_with_priors`.
     """
-    priors = layer_priors(model)
+    priors = layers_with_priors(model)
     if model.train_positions().is_grid:
         unit = "patches"
         distances, curves, trained = _grid_curves(model, priors)
     else:
         unit = "tokens"
         trained = model.config.train_context
-        exponents = torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
-        distances = exponents.sub(1).round().unique().long()
+        from_one = torch.logspace(0, math.log2(CURVE_LENGTH), 81, base=2, dtype=torch.float64)
+        distances = from_one.sub(1).round().unique().long()
         inside = distances.clamp(max=CURVE_LENGTH - 1)
         curves = [log_prior_curve(prior, CURVE_LENGTH)[:, inside] for prior in priors]
     return {
@@ -154,10 +155,10 @@ def _rounded(curve: Tensor) -> list[list[float]]:
 
 
 def draw_priors(model: ZooModel, title: str, path: Path, *, length: int) -> None:
-    """Write one PNG: a panel of curves for each layer. ValueError as in `layer_priors`."""
+    """Write one PNG: a panel of curves for each layer. ValueError as in `layers_with_priors`."""
     if length < 2:
         raise ValueError(f"a curve needs a length of at least 2, got {length}")
-    priors = layer_priors(model)
+    priors = layers_with_priors(model)
     trained = model.config.train_context
     columns = min(4, len(priors))
     figure, axes = panels(math.ceil(len(priors) / columns), columns, width=3.6, height=3.2)
@@ -227,7 +228,7 @@ def draw_grid_priors(model: Any, title: str, path: Path, *, size: int | None = N
         size: side of the image in pixels; None takes the training size. On larger grids the
             displacements that training has seen are framed.
     """
-    priors = layer_priors(model)
+    priors = layers_with_priors(model)
     pixels = model.config.train_size if size is None else (size, size)
     positions = model.positions(*pixels)
     trained = model.positions(*model.config.train_size)

@@ -113,7 +113,9 @@ class CutSettings(LengthSettings):
 
     controls: ClassVar[tuple[str, ...]] = ("cut",)
     control: str | None = option(
-        None, "cut: only as much as training had is read at once; perplexity also: cut-bos"
+        None,
+        "cut: only as much as training had is read at once; cut-bos (perplexity): so, and each "
+        "window begins with BOS",
     )
 
     def __post_init__(self) -> None:

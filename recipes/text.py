@@ -18,10 +18,11 @@ from zoo.files import data_folder
 from zoo.methods import pinned_context
 
 RECIPES = Recipes("text")
-ENDING = ("learned", "local")  # methods that end at their context
+# Methods made for one training context, which have no recipe that extends it.
+NOT_EXTENDED = ("learned", "local")
 
-# How many times the weights' rate the prior's parameters learn at. After 300 steps 1 is the worst
-# of 1, 5 and 20 for every prior; between 5 and 20 held-out loss after all 4,500 steps decides
+# The prior's learning rate, as a multiple of the weights'. After 300 steps 1 is the worst of 1, 5
+# and 20 for every prior; between 5 and 20 held-out loss after all 4,500 steps decides
 # (benchmarks/text_tiny/sweep.csv). Other methods take 5, ggd_ssmax too: keys are whole names of
 # methods. No rate of `sink`, `fox`, hybrids and DroPE is tuned.
 PRIOR_RATES = {"ggd": 20.0, "t5": 20.0}
@@ -33,8 +34,8 @@ def plain_method(method: str) -> str:
 
 
 def fox_options(method: str) -> Options:
-    """Longer half-lives where `fox` is in the method: it learned no answer with one token, as
-    published."""
+    """Longer half-lives where `fox` is in the method: with the published one of one token it
+    learned no answer."""
     parts = plain_method(method).split("+")
     half_lives = {"half_lives": [4, 256]}
     if "fox" not in parts:
@@ -95,6 +96,7 @@ def tiny_extend(method: str) -> Recipe:
         name=f"text.{method}_tiny_extend",
         model=replace(
             base.model,
+            # Half-lives of `fox_options` only set a start, which the loaded weights replace.
             options={"position_options": pinned},
             init_from=f"newest:text.{method}_tiny",
         ),
@@ -143,8 +145,7 @@ def lm(method: str) -> Recipe:
     """3.4M parameters, context 512, that write English: speeches, verse and RFCs, plain text alone.
 
     4,096 word pieces. Hardware: one CPU core with AMX for three to four hours. The corpus is
-    tokenised once, into the data folder's cache. Needs
-    `python -m tools.offline sotu poetry rfc`.
+    tokenised once, into the data folder's cache. Needs `python -m tools.offline sotu poetry rfc`.
     """
     return Recipe(
         name=f"text.{method}_lm",
@@ -176,8 +177,8 @@ def lm(method: str) -> Recipe:
     )
 
 
-# GOAT's prior takes columns of the heads, as in the paper; other biases are added to logits of
-# whole heads there.
+# Lanes: columns of q and k that hold a prior. GOAT's take columns of the heads, as in the paper;
+# other biases are added to logits of whole heads there, so their lanes stand beside them.
 BESIDE = {"lanes": "beside"}
 # The loaders of GOAT and CABLE join documents and mask nothing; BAM's masks.
 PACKED: dict[str, Any] = {
@@ -197,9 +198,9 @@ def goat_c4(method: str) -> Recipe:
 
     deepspeed --num_gpus 8 --module priorzoo.train text.goat_c4_<method>_125m
 
-    Methods: goat, alibi, rope; any other, sums too. R = 2, M = 8, key bias. Hardware: 8 × 80 GB
-    GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55 below
-    ALiBi's. 4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer
+    Methods: goat, alibi, rope; any other, also sums of methods. R = 2, M = 8, key bias. Hardware: 8
+    × 80 GB GPUs (or fewer with train.accumulation). Expected of goat: validation perplexity 1.55
+    below ALiBi's. 4.0e9 tokens = 61,035 steps of 32 × 2048. Needs GPT-2's tokenizer
     (`priorzoo fetch-data text gpt2`). As released: documents packed, weights of deviation 0.02.
     `priorzoo evaluate RUN perplexity --documents joined` measures as its script does.
 
@@ -237,15 +238,15 @@ def goat_c4(method: str) -> Recipe:
     )
 
 
-# Rate, micro-batch and options by size. 120m has 12 layers, 16 heads, 768 columns, 432m 14, 24,
-# 1536, 1100m 15, 32, 2048.
+# Rate, micro-batch and options by size. Layers, heads and columns: 120m 12, 16 and 768; 432m 14,
+# 24 and 1536; 1100m 15, 32 and 2048.
 BAM: dict[str, tuple[float, int, Options]] = {
     "120m": (1e-3, 36, {}),
     "432m": (5e-4, 24, {}),
     "1100m": (3e-4, 12, {"activation_checkpointing": True}),
 }
-# What its released code sets of a method. ALiBi's bias is added outside SSMax's scale; s starts at
-# 1. Lanes of others stand beside whole heads too.
+# What BAM's released code sets of a method; a method that is not here takes BESIDE. ALiBi's bias is
+# added outside SSMax's scale, whose s starts at 1 (`bam_options`).
 BAM_METHODS: dict[str, Options] = {
     "ggd": {},
     "alibi": BESIDE,
@@ -274,9 +275,9 @@ def bam(method: str, size: str) -> Recipe:
 
     deepspeed --num_gpus 8 --module priorzoo.train text.bam_<method>_<size>
 
-    Methods: ggd (BAM), alibi, rope, …, with _ssmax; sums too. A step has 1152 × 512 tokens, all
-    steps 1.14e10. Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which the paper
-    raises after training for RoPE-SSMax
+    Methods: ggd (BAM), alibi, rope, …, with _ssmax; also sums of methods. A step has 1152 × 512
+    tokens, all steps 1.14e10. Sizes 120m, 432m, 1100m. As released: RoPE at theta 500,000, which
+    the paper raises after training for RoPE-SSMax
     (`priorzoo evaluate RUN … --set position_options.theta=25000000`, and 50000000); local RoPE is
     RoPE measured with `--set position=local`. Hardware: 8 × 40 GB GPUs for 120M, 8 × 80 GB for the
     others. Needs Mistral-v0.3's tokenizer.json.
@@ -364,9 +365,9 @@ def cable(method: str, size: str) -> Recipe:
 
     deepspeed --num_gpus 8 --module priorzoo.train text.cable_<method>_<size>
 
-    Methods: cable, alibi, kerple, …; sums too. GPT-2's layers, 1.0e10 tokens in all. Sizes 44m
-    (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M). Hardware:
-    8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360:
+    Methods: cable, alibi, kerple, …; also sums of methods. GPT-2's layers, 1.0e10 tokens in all.
+    Sizes 44m (trained on WikiText-103 by the authors), 124m and 354m (which they call 334M).
+    Hardware: 8 × 40 GB GPUs. Expected perplexity at 124M and 1024/2048/4096/8192/15360:
     cable 20.63/20.02/19.24/19.31/19.28, alibi 20.99/20.67/21.23/22.42/22.89.
 
     As released: documents packed, weights of deviation 0.02 (outputs ÷ √(2·layers)), cable's
@@ -422,7 +423,7 @@ for _size in BAM:
         partial(bam_extend, size=_size),
         prefix="bam_extend_",
         listed=_bam_listed,
-        without=ENDING,
+        without=NOT_EXTENDED,
     )
 for _size in ("44m", "124m", "354m"):
     RECIPES.add_family(
@@ -432,5 +433,5 @@ for _size in ("44m", "124m", "354m"):
         listed=(*CABLE_METHODS, "ggd_goat"),
     )
 RECIPES.add_family("tiny", tiny)
-RECIPES.add_family("tiny_extend", tiny_extend, model_size="tiny", without=ENDING)
+RECIPES.add_family("tiny_extend", tiny_extend, model_size="tiny", without=NOT_EXTENDED)
 RECIPES.add_family("lm", lm)

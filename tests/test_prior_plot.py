@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from modalities import prior_plot
-from modalities.prior_plot import centre_log_prior, layer_priors, log_prior_curve, retrieval_heads
+from modalities.prior_plot import (
+    centre_log_prior,
+    layers_with_priors,
+    log_prior_curve,
+    retrieval_heads,
+)
 from tests.zoo.test_cli import invoke
 from zoo import Positions, create_model
 from zoo.layers import Attention
@@ -73,7 +78,7 @@ def test_heads_follow_ssmax_sign() -> None:
     """s·ln n·K, not K: of the shipped model four heads have s < 0."""
     model = create_model("text_ggd_ssmax_tiny.facts")
     attention = model.layers[0].attention
-    drawn = layer_priors(model)[0]
+    drawn = layers_with_priors(model)[0]
     expected = attention.prior.log_prior(
         Positions.line(1, offset=99), Positions.line(100), causal=True
     )[0, :, 0]
@@ -83,7 +88,7 @@ def test_heads_follow_ssmax_sign() -> None:
     )
     signs = [layer.attention.ssmax.s < 0 for layer in model.layers]
     assert sum(int(sign.sum()) for sign in signs) == 4
-    for layer, sign in zip(layer_priors(model), signs, strict=True):
+    for layer, sign in zip(layers_with_priors(model), signs, strict=True):
         assert retrieval_heads(layer) == ((layer.prior.theta_beta < 0) != sign).tolist()
 
 

@@ -79,6 +79,7 @@ class OutsideCache:
         if not mark:
             self.held = None
         elif mark < self.length:
+            # A negative number is that of tokens to drop; a positive one is refused.
             self.held.crop(mark - self.length)
         self.length = mark
         if self.real is not None:

@@ -163,9 +163,9 @@ def _place(region: Region) -> tuple[str, int]:
 
 def split_contigs(contigs: Sequence[Contig]) -> tuple[Region, ...]:
     """Every contig as a region; whole ones are held out, in the order of blake2b of their names,
-    until they have 5% of the known bases, without those that would raise the share
-    above three times that; if that leaves none, the contig with the fewest known bases. Of a single
-    contig the last tenth is held out."""
+    until they have 5% of the known bases; one that would raise the share above 15%
+    is passed over. If that leaves none, the contig with the fewest known bases is held out; of a
+    single contig the last tenth."""
     usable = [contig for contig in contigs if contig.known]
     if not usable:
         raise ValueError("no contig has a known base")
@@ -202,7 +202,7 @@ def select(regions: Iterable[Region], split: str) -> tuple[Region, ...]:
     """The regions of a split, "train" or "heldout"; ValueError where there is none."""
     selected = tuple(region for region in regions if region.label == split)
     if not selected:
-        raise ValueError(f"no region is in the split {split!r}, of train and heldout")
+        raise ValueError(f"no region is in the split {split!r}; splits are train and heldout")
     return selected
 
 

@@ -19,8 +19,8 @@ METRICS = ("top1", "top5")
 
 
 def classification_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean cross-entropy of logits (N, classes), in nats, and METRICS: accuracies among the first
-    answer and the first five.
+    """Mean cross-entropy of logits (N, classes), in nats, and METRICS: how often the label is the
+    first answer, and how often it is among the first five.
 
     targets: labels int64 (N,), of which −1 does not count; or soft targets (N, classes), for which
     there are no metrics.
@@ -55,16 +55,16 @@ def weight(batch: dict[str, Tensor]) -> tuple[float, int]:
     return float(count), count
 
 
-def cost(model: GridTransformer, data: BatchSettings, width: int) -> Cost:
-    """One sample at the data's training shapes; width: bytes of a number."""
-    return cost_at(model, data.train_shapes, width)
+def cost(model: GridTransformer, data: BatchSettings, number_bytes: int) -> Cost:
+    """One sample at the data's training shapes; number_bytes: bytes of a number."""
+    return cost_at(model, data.train_shapes, number_bytes)
 
 
-def cost_at(model: GridTransformer, shapes: Sequence[Shape], width: int) -> Cost:
+def cost_at(model: GridTransformer, shapes: Sequence[Shape], number_bytes: int) -> Cost:
     """One sample of T tokens. FLOPs: 6 a matrix parameter and token (the classifier's once), 12·C a
     (query, key) pair and layer: attention's two products are 4·C forward and 8·C backward, all T²
     pairs are visible. Of several training shapes (height, width) FLOPs are their mean, and
-    activations those of the largest. width: bytes of a number.
+    activations those of the largest. number_bytes: bytes of a number.
     """
     config = model.config
     patch = config.patch_size
@@ -83,6 +83,6 @@ def cost_at(model: GridTransformer, shapes: Sequence[Shape], width: int) -> Cost
         config.dim,
         4 * config.hidden_dim,
         config.activation_checkpointing,
-        width,
+        number_bytes,
     )
-    return Cost(1, flops, max(tokens) * width * numbers)
+    return Cost(1, flops, max(tokens) * number_bytes * numbers)

@@ -34,7 +34,7 @@ from zoo.positions import slices
 
 # Bases of a cell, which has at least one stretch.
 CELL_BASES = 1 << 16
-# Bases read at each length.
+# Bases read at each length, of all contigs together.
 DEFAULT_BASES = 1 << 18
 DEFAULT_STRETCH = 1 << 16
 PARTS = ("unique", "repeats", "soft-masked")
@@ -42,8 +42,8 @@ PARTS = ("unique", "repeats", "soft-masked")
 SUMS = ("bits", "bases", "correct")
 # Bases of a word; in a genome of 40 million, 2% of the words stand elsewhere by chance.
 WORD = 16
-# Bases of a repeat, which is none by chance.
-LEAST = 24
+# Fewest bases of a repeat; so many rarely recur by chance.
+LEAST_REPEAT = 24
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class BitsSettings(DnaLengthSettings, StrandSettings, CutSettings):
 class Bits(DnaEvaluator[BitsSettings]):
     """NLL, bits per base and next-base accuracy against length.
 
-    `samples` stretches of every held-out contig that has room are read, by default as many as have
-    2¹⁸ bases. A stretch has 65,536 bases (less, a power of two, where contigs have no room), or
-    `stretch`; without `stretch` a longer length alone makes it longer. It is cut into windows that
-    do not overlap, each read from BOS and rounded down to whole k-mers: all lengths, and all
-    tokenizers, predict the same bases, up to the remainder of a stretch. Contigs weigh equally,
-    whatever their size.
+    `samples` stretches of every held-out contig that has room are read, by default so many that
+    those of all contigs have about 2¹⁸ bases. A stretch has 65,536 bases (less, a power of two,
+    where contigs have no room), or `stretch`; without `stretch` a longer length alone makes it
+    longer. It is cut into windows that do not overlap, each read from BOS and rounded down to whole
+    k-mers: all lengths, and all tokenizers, predict the same bases, up to the remainder of a
+    stretch. Contigs weigh equally, whatever their size.
 
     The standard error is that of the mean over stretches, drawn contig by contig; NaN where all
     have a single one. `change` is the difference to the next shorter length, and its standard error
@@ -343,8 +343,10 @@ def _standard_error(contigs: Sequence[np.ndarray]) -> float:
 def _sums_of_parts(
     scores: Scores, genome: Genome, stretch: Region, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """(PARTS, 2) bits and bases that count of a stretch's windows (`shape`), from scores by
-    base."""
+    """(PARTS, 2): the bits, and the number of scored bases, in each part of a stretch.
+
+    shape: of its windows; scores: by base.
+    """
     bits = np.zeros(shape)
     bases = np.zeros(shape)
     # Less than a window where bases at its end make no token.
@@ -360,22 +362,23 @@ def _sums_of_parts(
 
 
 def repetitive(genome: Genome, contig: str, start: int, stop: int) -> np.ndarray:
-    """(stop − start,) bool: the base lies in LEAST known bases, some perhaps beyond [start, stop),
-    all of whose words of WORD bases stand more than once in the contig's file, on either strand."""
-    first = max(0, start - LEAST + 1)
-    last = min(genome[contig].length, stop + LEAST - 1)
+    """(stop − start,) bool: the base lies in LEAST_REPEAT known bases, some perhaps beyond [start,
+    stop), all of whose words of WORD bases stand more than once in the contig's file, on either
+    strand."""
+    first = max(0, start - LEAST_REPEAT + 1)
+    last = min(genome[contig].length, stop + LEAST_REPEAT - 1)
     codes = genome.codes(contig, first, last)
     table = _words(genome, genome[contig].file)
     times = _times(codes, table)
     # A word that ends at e of the other strand ends at T − 1 − e + WORD − 1 of this one.
     times[WORD - 1 :] += _times(reverse_complement(codes), table)[WORD - 1 :][::-1]
-    # Whether all words of the LEAST bases that end at each place stand more than once.
-    words = LEAST - WORD + 1
-    sums = np.pad(times > 1, (words, 0)).cumsum()
-    repeat_ends = sums[words:] - sums[:-words] == words
-    # Whether such a stretch ends at a base, or at one of the LEAST − 1 bases after it.
-    sums = np.pad(repeat_ends, (1, LEAST - 1)).cumsum()
-    in_repeat = sums[LEAST:] > sums[:-LEAST]
+    # Whether all words of the LEAST_REPEAT bases that end at each place stand more than once.
+    word_count = LEAST_REPEAT - WORD + 1
+    sums = np.pad(times > 1, (word_count, 0)).cumsum()
+    repeat_ends = sums[word_count:] - sums[:-word_count] == word_count
+    # Whether such a stretch ends at a base, or at one of the LEAST_REPEAT − 1 bases after it.
+    sums = np.pad(repeat_ends, (1, LEAST_REPEAT - 1)).cumsum()
+    in_repeat = sums[LEAST_REPEAT:] > sums[:-LEAST_REPEAT]
     return in_repeat[start - first : stop - first]
 
 

@@ -152,7 +152,7 @@ def create_model(name: str, **overrides: object) -> ZooModel:
 
     Raises:
         ValueError: for an unknown name, override, or tag, a damaged file of weights, or weights
-        that an override does not fit.
+            that an override does not fit.
     """
     entry = model_entry(name)
     unknown = [key for key in overrides if key not in entry.config]

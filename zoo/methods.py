@@ -148,7 +148,7 @@ def register_prior(name: str, prior: type[Prior]) -> None:
 
     Raises:
         ValueError: for a name that is taken or cannot be part of a model's name, or a class that is
-        no `Prior`.
+            no `Prior`.
     """
     if not (isinstance(prior, type) and issubclass(prior, Prior)):
         raise ValueError(f"prior {name!r} must be a class derived from zoo.Prior, got {prior!r}")
@@ -328,7 +328,7 @@ def create_position(
 
     Raises:
         ValueError: for an unknown method, part or option, a part that occurs twice, or a second
-        rotation or embedding.
+            rotation or embedding.
     """
     check_whole("train_context", train_context, 1)
     supplied = {"dim": dim, "d_model": dim, "num_heads": num_heads, "train_context": train_context}

@@ -87,7 +87,7 @@ def create_prior(name: str, *, num_heads: int, **options) -> Prior:
 
     Raises:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest
-        valid choice.
+            valid choice.
     """
     if name not in PRIORS:
         raise ValueError(

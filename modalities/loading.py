@@ -53,7 +53,8 @@ class Source(Protocol):
 class Samples(Source, Protocol):
     """Samples with numbers, read a batch at a time."""
 
-    size: int | None  # samples of one pass; None for endless
+    # Samples of one pass; None where there is no end.
+    size: int | None
 
     def __getitem__(self, numbers: list[int], /) -> tuple[Arrays, Events]:
         """The batch of these samples; numbers beyond `size` give entries without targets."""

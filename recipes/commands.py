@@ -180,7 +180,8 @@ class _Lasting:
         def call(*text: str) -> None:
             try:
                 method(*text)
-            except OSError:  # EPIPE of a pipe, EIO of a terminal
+            except OSError:
+                # EPIPE of a pipe, EIO of a terminal.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
         return call if name in ("write", "flush") else method

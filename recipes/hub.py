@@ -40,7 +40,8 @@ from zoo.pretrained import weights_entry
 
 # Of matrices; vectors and priors stay float32.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Row = Mapping[str, Any]  # of the manifest, or of a table
+# An entry of the manifest, or a row of a table.
+Row = Mapping[str, Any]
 
 
 def hub_command(

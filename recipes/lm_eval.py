@@ -33,7 +33,8 @@ def lm_eval_command(words: list[str] = typer.Argument([]), import_: Import = [])
             from modalities.text import lm_eval  # noqa: F401  registers the model
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: pip install 'priorzoo[lm-eval]'") from error
-    torch.set_flush_denormal(True)  # as in recipes/commands.py
+    # As recipes/commands.py does for the other commands.
+    torch.set_flush_denormal(True)
     # The harness reads its words from sys.argv.
     before = sys.argv
     sys.argv = ["lm-eval", *words]

@@ -38,7 +38,8 @@ from zoo.console import Import
 from zoo.errors import require
 from zoo.plugins import import_named
 
-PRINT_SECONDS = 15.0  # between two lines of a run
+# Between two lines of a run.
+PRINT_SECONDS = 15.0
 
 
 def train_seeds_command(

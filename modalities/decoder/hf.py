@@ -59,7 +59,8 @@ class PriorzooConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
     decoder_class: ClassVar[type[Decoder]]
 
-    architecture: dict[str, Any] | None = None  # JSON
+    # JSON values.
+    architecture: dict[str, Any] | None = None
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: object) -> None:
@@ -385,7 +386,8 @@ class PriorzooForCausalLM(PriorzooModel, GenerationMixin):
             hidden_states=output.hidden_states,
         )
 
-    @wraps(GenerationMixin.prepare_inputs_for_generation)  # generate reads its arguments' names
+    # `generate` reads the names of its arguments.
+    @wraps(GenerationMixin.prepare_inputs_for_generation)
     def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict[str, object]:
         """As `GenerationMixin`'s, without the tokenizers that stop_strings need and `transformers`
         hands on to `forward`."""

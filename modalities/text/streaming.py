@@ -17,7 +17,8 @@ from modalities.text.config import TextDataConfig
 from modalities.text.sources import HFSource, document_split, open_source
 from modalities.tokenizers.encoding import Tokenizer
 
-BLOCK = 256  # windows that are shuffled together
+# Windows that are shuffled together.
+BLOCK = 256
 # first words of random keys after the seed; `modalities.text.data` has the others
 _BLOCK = 3
 _MIX = 4

@@ -117,7 +117,8 @@ def _receive(url: str, path: Path) -> None:
     """One try. OSError where the answer is shorter or longer than announced, or too slow."""
     request = Request(url, headers={"User-Agent": "priorzoo"})
     with urlopen(request, timeout=SILENCE) as response:
-        announced = response.length  # a shorter answer is no error of the library
+        # A shorter answer is no error to the library.
+        announced = response.length
         most = LARGEST if announced is None else announced
         end = time.monotonic() + SILENCE + most / SLOWEST
         with replacing(path, "wb") as file, console.status(f"downloading {url}"):

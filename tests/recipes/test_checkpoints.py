@@ -102,7 +102,9 @@ def test_no_whole_checkpoint_stops(copy, capsys):
     for path in RunFolder(copy).checkpoints():
         (path / "mp_rank_00_model_states.pt").write_bytes(b"")
     assert run(copy, "evaluate.every=0", resume="auto") == 2
-    assert "0 bytes" in (error := capsys.readouterr().err) and "another --run-dir" in error
+    error = capsys.readouterr().err
+    assert "0 bytes" in error
+    assert "another --run-dir" in error
     assert len(RunFolder(copy).metrics()) == 4
 
 

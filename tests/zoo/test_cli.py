@@ -28,9 +28,9 @@ def test_list_takes_a_pattern() -> None:
         "text_kerple_ssmax_tiny",
         "text_kerple_tiny",
     ]
-    assert (
-        done := invoke("list", "nothing*", "--verbose")
-    ).exit_code == 2 and "Traceback" in done.stderr
+    done = invoke("list", "nothing*", "--verbose")
+    assert done.exit_code == 2
+    assert "Traceback" in done.stderr
 
 
 @pytest.mark.slow

@@ -161,7 +161,8 @@ def rfc_row(number: int, path: Path) -> Row:
         raw = gzip.decompress(raw)
     try:
         text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:  # a few early ones
+    except UnicodeDecodeError:
+        # A few early RFCs.
         text = raw.decode("latin-1")
     if number <= RFC_TRAIN_UPTO:
         split = "train"

@@ -57,7 +57,8 @@ class Alibi(TablePrior):
     ) -> None:
         super().__init__(num_heads)
         check_flags(learnable=learnable)
-        self.fixed: list[float] | None = None  # slopes
+        # Slopes by head; None for ALiBi's.
+        self.fixed: list[float] | None = None
         if mean_lag is not None:
             lags = list(mean_lag) if isinstance(mean_lag, Sequence) else [mean_lag] * num_heads
             if len(lags) != num_heads:

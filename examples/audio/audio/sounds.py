@@ -4,12 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-RATE = 8000  # samples a second
-WINDOW = 256  # samples of a frame
+# Samples a second, and of a frame.
+RATE = 8000
+WINDOW = 256
 HOP = 128
 MELS = 32
-FRAMES = 256  # of a clip
-SOUND = 32  # frames of a sound
+# Frames of a clip, and of the sound in it.
+FRAMES = 256
+SOUND = 32
 CLASSES = ("tone", "chord", "rise", "fall", "burst")
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := train,track,text,vision,dna,data,hub,hf,lm-eval,docs,test
+EXTRAS := train,track,text,vision,dna,data,hub,hf,lm-eval,entmax,docs,test
 # `make gpu GPU_PYTHON=python3 MINUTES=8 GPU_OUT=out` measures with a Python of your own, and stops in time.
 GPU_PYTHON ?= $(BIN)/python
 MINUTES    ?= 45

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.attention.call import Kernel
 from zoo.attention.dispatch import prior_attention
+from zoo.attention.entmax import EntmaxKernel
 from zoo.decoding import LayerCache
 from zoo.errors import Options, check_flags, check_number, check_whole, nearest
 from zoo.positions import Positions
@@ -124,6 +125,46 @@ class SSMax(nn.Module):
         return scales[..., None] * num_visible.log().to(scales.dtype)
 
 
+class EntmaxScale(nn.Module):
+    """Adaptive row scale of ASEntmax (arXiv 2506.16640): logits of query i times
+
+        1 + β_i·(ln n_i)^γ_i,  β_i = softplus(w_β·x_i + b_β),  γ_i = 3·tanh(w_γ·x_i + b_γ)
+
+    with weights of each head, x_i the layer's input and n_i ≥ 2 the keys visible to it. At the
+    start γ is 0, and β is ln 2.
+
+    Args:
+        dim, num_heads: C and H.
+        window: bounds n.
+    """
+
+    def __init__(self, dim: int, num_heads: int, *, window: int | None = None) -> None:
+        super().__init__()
+        check_whole("num_heads", num_heads, 1)
+        self.window = window
+        self.beta = nn.Linear(dim, num_heads)
+        self.gamma = nn.Linear(dim, num_heads)
+
+    def reset(self) -> None:
+        """Start as above; `start_weights` draws linear layers anew."""
+        for layer in (self.beta, self.gamma):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, positions: Positions, x: Tensor) -> Tensor:
+        """(B, H, T) in float32 or wider, of x (B, T, C)."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        num_visible = positions.index(x.device) + 1
+        if self.window is not None:
+            num_visible = num_visible.clamp(max=self.window)
+        log_visible = num_visible.clamp(min=2).double().log().to(wide)
+        # (T,) or, of packed documents, (B, T): one axis more for the heads.
+        log_visible = log_visible[..., None]
+        beta = F.softplus(self.beta(x).to(wide))
+        gamma = 3.0 * self.gamma(x).to(wide).tanh()
+        return (1.0 + beta * log_visible**gamma).transpose(1, 2)
+
+
 def _mean_log_keys(train_context: int, *, causal: bool, window: int | None) -> float:
     """Mean of ln n over the queries of a training context, which see n keys."""
     # By NumPy: torch's tensors have no values on "meta", where models are counted, nor in
@@ -158,6 +199,8 @@ class Attention(nn.Module):
         scale_content: False leaves the content's logits without 1/√d_c, as CABLE's code does.
         q_norm, k_norm: RMSNorm over the columns of each head before it is turned, or None
             (`norm_heads`; Qwen 3, Gemma 3).
+        entmax, entmax_scale: α-entmax in place of softmax and its row scale, or None
+            (`normalise_by_entmax`).
         gate: W of out ⊙ sigmoid(W x), before the last projection, or None (`gate_output`;
             Qwen3-Next, arXiv 2505.06708).
     """
@@ -222,6 +265,18 @@ class Attention(nn.Module):
         self.q_norm: nn.Module | None = None
         self.k_norm: nn.Module | None = None
         self.gate: nn.Module | None = None
+        self.entmax: EntmaxKernel | None = None
+        self.entmax_scale: EntmaxScale | None = None
+
+    def normalise_by_entmax(self, alpha: float = 1.5) -> None:
+        """Take α-entmax in place of softmax, with its adaptive row scale: ASEntmax. ValueError with
+        SSMax, which is another row scale, or where attention is bidirectional."""
+        if self.ssmax is not None:
+            raise ValueError("entmax has a row scale of its own; leave out ssmax")
+        if not self.causal:
+            raise ValueError("entmax serves causal attention only")
+        self.entmax = EntmaxKernel(alpha)
+        self.entmax_scale = EntmaxScale(self.query.in_features, self.num_heads, window=self.window)
 
     def norm_heads(self, eps: float = 1e-6) -> None:
         """Give queries and keys their norms."""
@@ -270,6 +325,9 @@ class Attention(nn.Module):
             if not self.scale_prior:
                 q = (q * scale[..., None]).to(q.dtype)
                 scale = None
+        if self.entmax_scale is not None:
+            scale = self.entmax_scale(q_pos, x_q)
+            kernel = self._entmax_kernel(kernel)
         options: Options = {
             "query_scale": scale,
             "segments": segments,
@@ -288,6 +346,13 @@ class Attention(nn.Module):
         if self.gate is not None:
             out = out * self.gate(x_q).sigmoid()
         return self.out(out)
+
+    def _entmax_kernel(self, kernel: str | Kernel) -> Kernel:
+        """The entmax kernel in place of `kernel`; ValueError for one of softmax by name."""
+        assert self.entmax is not None
+        if kernel != "auto":
+            raise ValueError(f"kernel {kernel!r} computes softmax; a layer with entmax has its own")
+        return self.entmax
 
     def _project(self, x_q: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (B, H, Q, d_c) of x_q (B, Q, C), and k (B, G, T, d_c) and v (B, G, T, D) of

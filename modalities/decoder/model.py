@@ -47,6 +47,7 @@ from zoo.positions import Positions
 IGNORED = -100
 # Most bytes of float32 logits that a loss holds at a time.
 LOGIT_BYTES = 1 << 29
+NORMALISERS = ("softmax", "entmax")
 # Norm and MLP of each style; "gpt2" also has biases in attention.
 STYLES: dict[str, tuple[Callable[..., nn.Module], Callable[[int, int], nn.Module]]] = {
     "llama": (nn.RMSNorm, SwiGLU),
@@ -77,6 +78,8 @@ class DecoderConfig:
         scale_content: divide the content's logits by √d_c, d_c content columns of a head.
         ssmax_start: initial s of SSMax.
         ssmax_positive: keep s > 0.
+        normaliser: "softmax", or "entmax": α-entmax with α = 1.5 and the adaptive row scale of
+            ASEntmax, see `zoo.layers.EntmaxScale`; not with `ssmax`.
         qk_norm: normalise queries and keys, see `Attention`.
         output_gate: gate the output of attention, see `Attention`.
         share_prior: one prior for all layers instead of one each.
@@ -104,6 +107,7 @@ class DecoderConfig:
     scale_content: bool = True
     ssmax_start: float | None = None
     ssmax_positive: bool = False
+    normaliser: str = "softmax"
     qk_norm: bool = False
     output_gate: bool = False
     share_prior: bool = False
@@ -124,6 +128,10 @@ class DecoderConfig:
             )
         if self.style not in STYLES:
             raise ValueError(f"style={self.style!r}: {nearest(self.style, STYLES)}")
+        if self.normaliser not in NORMALISERS:
+            raise ValueError(
+                f"normaliser={self.normaliser!r}: {nearest(self.normaliser, NORMALISERS)}"
+            )
         check_start(self.weight_init)
         # Columns of a layer's matrices, at most: four of attention and three of the MLP.
         columns = 4 * self.dim + 3 * self.hidden_dim
@@ -179,6 +187,10 @@ class Decoder(ZooModel):
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.gradient_checkpointing = config.activation_checkpointing
         start_weights(self, config.weight_init, depth=config.num_layers)
+        for layer in self.layers:
+            entmax_scale = cast(Block, layer).attention.entmax_scale
+            if entmax_scale is not None:
+                entmax_scale.reset()
         nn.init.normal_(self.embedding.weight, std=deviation(config.weight_init, config.dim))
 
     def train_positions(self) -> Positions:
@@ -477,6 +489,8 @@ def _block(config: DecoderConfig, position: LayerPosition) -> Block:
         sinks=position.sinks,
     )
     attention.scale_content = config.scale_content
+    if config.normaliser == "entmax":
+        attention.normalise_by_entmax()
     if config.qk_norm:
         attention.norm_heads()
     if config.output_gate:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from modalities.loading import MOST_WORKERS
 from modalities.text.facts import TRAINING
 from modalities.text.rows import RowMix
+from modalities.text.tasks import is_task, open_task
 from zoo.errors import LARGEST_SEED, LONGEST_CONTEXT, bounded, check_fields, nearest
 
 DEFAULT_SOURCE = "sotu-excerpt"
@@ -18,7 +19,7 @@ DOCUMENTS = ("masked", "packed")
 class TextDataConfig:
     """What to train on.
 
-    source, tokenizer: spec strings (sources.py, tokenizers.py).
+    source, tokenizer: spec strings (sources.py, tokenizers.py), or a sequence task (tasks.py).
     context: L, tokens a model sees at once.
     facts_fraction: share of training rows that state facts and ask for them (facts.py).
     facts_weight: what each token of an answer counts in the loss; other tokens count 1.
@@ -59,6 +60,27 @@ class TextDataConfig:
             raise ValueError(f"{shares} are shares of the rows: together at most 1")
         if not self.facts_weight > 0:
             raise ValueError(f"facts_weight {self.facts_weight} must be positive")
+        if is_task(self.source):
+            self._check_task()
+
+    def _check_task(self) -> None:
+        """ValueError for fields that a sequence task cannot have."""
+        task = open_task(self.source)
+        if self.tokenizer != task.tokenizer:
+            raise ValueError(
+                f"source {self.source!r} has symbols of its own: expected "
+                f"tokenizer={task.tokenizer!r}, got {self.tokenizer!r}"
+            )
+        if self.context < task.context:
+            raise ValueError(
+                f"context={self.context} is too short for {self.source!r}: sources of "
+                f"{task.most} tokens take {task.context}"
+            )
+        if self.facts_fraction or self.copies_fraction or self.heldout_source:
+            raise ValueError(
+                f"source {self.source!r} is a sequence task: facts_fraction, copies_fraction and "
+                "heldout_source are of text"
+            )
 
     @property
     def row_mix(self) -> RowMix:

@@ -37,6 +37,7 @@ from modalities.loading import (
 from modalities.text.config import TextDataConfig
 from modalities.text.rows import RowMix
 from modalities.text.sources import Document, HFSource, Source, document_split, open_source
+from modalities.text.tasks import TaskRows, is_task, open_task
 from modalities.text.tokenizers import load_tokenizer
 from modalities.tokenizers.encoding import Tokenizer
 from zoo.files import data_folder, new_folder, read_json, seal, sealed_damage
@@ -312,8 +313,14 @@ def build_loader(
     rows, in one order for all seeds, with equally many batches on every rank. A "hf:" source
     streams in training.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
     share = {"rank": rank, "world": world, "num_workers": config.num_workers}
+    if is_task(config.source):
+        heldout = split == "heldout"
+        # Held-out rows are the same for all seeds.
+        seed = 0 if heldout else config.seed
+        rows = TaskRows(open_task(config.source), config.context, seed, heldout=heldout)
+        return IndexedLoader(RowBatches(rows), micro_batch, **share)
+    tokenizer = load_tokenizer(config.tokenizer)
     if split == "train" and config.source.startswith("hf:"):
         from modalities.text.streaming import TextStream
 

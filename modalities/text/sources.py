@@ -10,6 +10,8 @@
     "PATH or GLOB"              .txt (a document per file) and .jsonl, also as .gz
     "hf:NAME[:CONFIG][:SPLIT]"  a Hugging Face dataset of the hub or in a folder, streamed
 
+A task of known answer ("task:reverse") is no source of documents: see `modalities.text.tasks`.
+
 Options follow a "?", joined by "&":  "corpus/*.jsonl?field=body&errors=replace"
 
     field=text        the field that holds the text (JSONL, hf)
@@ -34,6 +36,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from modalities.sources import HashSplit, find_files, has_suffix
+from modalities.text.tasks import is_task, open_task
 from zoo.errors import did_you_mean, nearest, require
 from zoo.files import data_folder, matching_files, open_decompressed, parse_json
 
@@ -187,6 +190,12 @@ def open_source(spec: str = "sotu-excerpt") -> Source:
     """
     if not isinstance(spec, str) or not spec:
         raise ValueError(f"source must be a non-empty string such as 'sotu-excerpt', got {spec!r}")
+    if is_task(spec):
+        open_task(spec)
+        raise ValueError(
+            f"source {spec!r} is a sequence task, which has no documents: "
+            "`priorzoo evaluate MODEL exact_match` measures it"
+        )
     place, options = _parse(spec)
     if place.startswith("hf:"):
         return _hf_source(spec, place.removeprefix("hf:"), options)

@@ -1,6 +1,6 @@
 """The tokenizers of text by their specs.
 
-`load_tokenizer(spec)` knows six kinds:
+`load_tokenizer(spec)` knows seven kinds:
 
     "bytes"          UTF-8 bytes; ids 0..255 are the bytes, 256 BOS, 257 EOS, 258 PAD; needs nothing
     "bpe-1k"         byte-level BPE that ships with the package (assets/README.md); each digit is a
@@ -10,6 +10,7 @@
                      merges.txt)
     "FILE.json"      any tokenizer saved by the `tokenizers` library
     "hf:NAME"        the tokenizer of a folder or repository of `transformers`
+    "symbols:N"      numbers below N and a few marks, for sequence tasks (tasks.py)
 
 Options `bos`, `eos` and `pad` name special tokens, as in "FILE.json?bos=[GO]&pad=[FILL]". A model's
 config keeps the whole string. A text of "hf:NAME" begins with the tokenizer's BOS, else EOS, else
@@ -28,6 +29,7 @@ from modalities.tokenizers.encoding import (
     open_gpt2,
     open_json,
 )
+from modalities.tokenizers.symbols import SymbolTokenizer
 from zoo.errors import did_you_mean
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -48,10 +50,12 @@ def load_tokenizer(spec: str = "bytes") -> Tokenizer:
         return load_outside(spec.removeprefix("hf:"), OutsideTokenizer)
     if spec == "gpt2" or spec.startswith("gpt2:"):
         return open_gpt2(spec)
+    if spec.startswith("symbols:") and spec.removeprefix("symbols:").isdigit():
+        return SymbolTokenizer(int(spec.removeprefix("symbols:")))
     file = tokenizer_file(spec)
     if file is not None:
         return open_json(spec, file)
-    names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME"]
+    names = ["bytes", *SHIPPED, "gpt2", "gpt2:FOLDER", "hf:NAME", "symbols:N"]
     listed = ", ".join(map(repr, names))
     hint = did_you_mean(spec, [*names, "tokenizer.json"], cutoff=0.3)
     expected = f"expected {listed} or 'FILE.json'; {hint}".rstrip("; ")

@@ -52,6 +52,8 @@ SHIPPED: dict[str, str] = {
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",
     "table": "zoo.priors.table:Table",
+    "by_heads": "zoo.priors.by_heads:ByHeads",
+    "nape": "zoo.priors.by_heads:Nape",
 }
 
 

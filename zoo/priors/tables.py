@@ -112,6 +112,18 @@ class RelativeTable:
         parametric = None if self.parametric is None else self.parametric.of_heads(heads)
         return replace(self, table=self.table[heads], parametric=parametric)
 
+    def of_rows(self, rows: slice) -> RelativeTable:
+        """The table of some queries, whose dense form has those rows; of a grid without prefix, or
+        all rows."""
+        if rows == slice(None):
+            return self
+        if self.num_prefix:
+            raise ValueError("a table with prefix tokens cannot be cut by rows")
+        origin = self.origin
+        if origin is not None:
+            origin += rows.indices(len(self.q_code))[0]
+        return replace(self, q_code=self.q_code[rows], origin=origin)
+
     def displacements(self) -> dict[str, Tensor]:
         """Displacement of each column, (N,) in the table's dtype: "d" = i − j on a line; "y", "x"
         = query − key on a grid."""

@@ -1,0 +1,164 @@
+"""Several priors side by side: each has a group of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo.errors import Options
+from zoo.positions import Positions
+from zoo.priors import create_prior
+from zoo.priors.base import Prior, prior_device
+from zoo.priors.tables import RelativeTable
+from zoo.priors.terms import PriorTerms
+
+
+class ByHeads(Prior):
+    """K[h] = K_n[h] for the heads h of group n.
+
+    Heads are shared out evenly in the order of `parts`. NAPE (arXiv 2506.16640) is
+    ("uniform", "alibi"): half of the heads have no position, half have ALiBi, whose slopes are
+    those of that half.
+
+    Args:
+        parts: names of priors of a line of tokens, as many as divide the heads. They have lanes or
+            tables alone, and read no content.
+        options: options of a part by its name.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        parts: Sequence[str],
+        options: Mapping[str, Options] | None = None,
+    ) -> None:
+        super().__init__(num_heads)
+        names = list(parts)
+        if not names or num_heads % len(names):
+            raise ValueError(
+                f"parts={names}: expected a number of priors that divides {num_heads} heads"
+            )
+        unknown = sorted(set(options or {}) - set(names))
+        if unknown:
+            raise ValueError(f"options of {unknown[0]!r}, which is not in parts={names}")
+        for number, name in enumerate(names):
+            part = create_prior(
+                name, num_heads=num_heads // len(names), **dict((options or {}).get(name, {}))
+            )
+            if part.depends_on_content or part.has_state:
+                raise ValueError(f"prior {name!r} reads content: it cannot have a group of heads")
+            self.add_module(f"{number}_{name}", part)
+        self.num_lanes = max(part.num_lanes for part in self.parts())
+
+    def forward(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> PriorTerms:
+        groups = []
+        for part in self.parts():
+            terms = part(q_pos, k_pos, causal=causal, x=x)
+            _check_terms(part, terms)
+            groups.append((part.num_heads, terms))
+        offsets = [terms.offset for _, terms in groups if terms.offset is not None]
+        return PriorTerms(
+            q_lanes=_join_lanes(groups, lambda terms: terms.q_lanes),
+            k_lanes=_join_lanes(groups, lambda terms: terms.k_lanes),
+            table=_join_tables(groups),
+            causal=causal,
+            offset=offsets[0] if offsets else None,
+        )
+
+    def log_prior(
+        self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
+    ) -> Tensor:
+        device = prior_device(self)
+        parts = []
+        for part in self.parts():
+            parts.append(part.log_prior(q_pos, k_pos, causal=causal, x=x).to(device=device))
+        return torch.cat(parts, dim=1)
+
+    def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
+        by_distance = []
+        by_key = []
+        for part in self.parts():
+            row = part.next_row(length)
+            if row is None:
+                return None
+            by_distance.append(row[0])
+            by_key.append(row[1])
+        return torch.cat(by_distance), torch.cat(by_key)
+
+    def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
+        flags = []
+        first = 0
+        for part in self.parts():
+            last = first + part.num_heads
+            flags.append(part.retrieval_heads(None if turned is None else turned[first:last]).cpu())
+            first = last
+        return torch.cat(flags)
+
+
+class Nape(ByHeads):
+    """Half of the heads without position, half with ALiBi (arXiv 2506.16640)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(num_heads, parts=("uniform", "alibi"))
+
+
+def _check_terms(part: Prior, terms: PriorTerms) -> None:
+    """ValueError for terms that cannot be joined head by head."""
+    others = (terms.bias, terms.carry, terms.sink, terms.gain, terms.of_sinks)
+    if any(term is not None for term in others):
+        raise ValueError(
+            f"{type(part).__name__} has more than lanes and a table: it cannot have a group of "
+            "heads"
+        )
+
+
+Groups = Sequence[tuple[int, PriorTerms]]
+
+
+def _join_lanes(groups: Groups, lanes_of: Callable[[PriorTerms], Tensor | None]) -> Tensor | None:
+    """Lanes of all heads; those of a group are in the first columns, and 0 fills the others."""
+    present = [lanes for _, terms in groups if (lanes := lanes_of(terms)) is not None]
+    if not present:
+        return None
+    width = max(lanes.shape[-1] for lanes in present)
+    like = present[0]
+    batch = max(lanes.shape[0] for lanes in present)
+    columns = []
+    for heads, terms in groups:
+        lanes = lanes_of(terms)
+        if lanes is None:
+            columns.append(like.new_zeros(batch, heads, like.shape[2], width))
+            continue
+        padded = F.pad(lanes, (0, width - lanes.shape[-1]))
+        columns.append(padded.expand(batch, heads, *padded.shape[2:]))
+    return torch.cat(columns, dim=1)
+
+
+def _join_tables(groups: Groups) -> RelativeTable | None:
+    """One table of all heads; a group without one has zeros."""
+    present = [terms.table for _, terms in groups if terms.table is not None]
+    if not present:
+        return None
+    like = present[0]
+    rows = []
+    for heads, terms in groups:
+        table = terms.table
+        if table is None:
+            rows.append(like.table.new_zeros(heads, like.table.shape[1]))
+        else:
+            rows.append(table.table)
+    return RelativeTable(
+        torch.cat(rows),
+        like.q_code,
+        like.k_code,
+        like.center,
+        num_prefix=like.num_prefix,
+        origin=like.origin,
+        shape=like.shape,
+    )

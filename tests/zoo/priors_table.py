@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
     "table": {"values": [1.0, 0.0, -0.5, -2.0], "beyond": "linear", "learnable": True},
+    "by_heads": {"parts": ["ggd", "alibi"], "options": {"alibi": {"learnable": True}}},
+    "nape": {},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]
 GRID = [name for name in list_priors() if name.endswith("2d")]

@@ -19,9 +19,9 @@ from zoo.priors.terms import PriorTerms
 class ByHeads(Prior):
     """K[h] = K_n[h] for the heads h of group n.
 
-    Heads are shared out evenly in the order of `parts`. NAPE (arXiv 2506.16640) is
-    ("uniform", "alibi"): half of the heads have no position, half have ALiBi, whose slopes are
-    those of that half.
+    Heads are shared out in the order of `parts`, evenly or with one more in the first groups.
+    ("uniform", "alibi") is NAPE (arXiv 2506.16640): half of the heads have no position, half have
+    ALiBi with the slopes of so many heads.
 
     Args:
         parts: names of priors of a line of tokens, as many as divide the heads. They have lanes or
@@ -38,17 +38,16 @@ class ByHeads(Prior):
     ) -> None:
         super().__init__(num_heads)
         names = list(parts)
-        if not names or num_heads % len(names):
-            raise ValueError(
-                f"parts={names}: expected a number of priors that divides {num_heads} heads"
-            )
+        if not 1 <= len(names) <= num_heads:
+            raise ValueError(f"parts={names}: expected 1 to {num_heads} priors, one a head at most")
         unknown = sorted(set(options or {}) - set(names))
         if unknown:
             raise ValueError(f"options of {unknown[0]!r}, which is not in parts={names}")
+        each, remainder = divmod(num_heads, len(names))
         for number, name in enumerate(names):
-            part = create_prior(
-                name, num_heads=num_heads // len(names), **dict((options or {}).get(name, {}))
-            )
+            group_heads = each + (number < remainder)
+            group_options = dict((options or {}).get(name, {}))
+            part = create_prior(name, num_heads=group_heads, **group_options)
             if part.depends_on_content or part.has_state:
                 raise ValueError(f"prior {name!r} reads content: it cannot have a group of heads")
             self.add_module(f"{number}_{name}", part)

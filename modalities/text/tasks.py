@@ -233,7 +233,7 @@ def open_task(source: str) -> Task:
             f"source {source!r}: expected {task.shortest} ≤ least ≤ most, "
             f"got least={lengths['least']}, most={lengths['most']}"
         )
-    return replace(task, **lengths)
+    return replace(task, least=lengths["least"], most=lengths["most"])
 
 
 class TaskRows:

@@ -66,7 +66,7 @@ class ExactMatch(Evaluator[ExactMatchSettings, Decoder]):
     def task(self) -> Task:
         """ValueError where neither settings nor training name a task."""
         source = self.settings.source or self.trained_on.get("source")
-        if not is_task(source):
+        if not isinstance(source, str) or not is_task(source):
             raise ValueError(
                 f"exact_match measures sequence tasks, and the source is {source!r}: "
                 "expected --source task:NAME, such as task:reverse"

@@ -80,7 +80,9 @@ def paired_rows(
     `difference` = mean d_u with its two-sided 95% interval `low` to `high`, mean ± t(0.975, n
     − 1)·s_d/√n, NaN where s_d is 0 or n is 1; `lower_in`, the share of units with d_u < 0; `seeds`
     and `seed_deviation` of each side: the sample standard deviation of its seeds' means, NaN for
-    one seed. The interval says nothing of other seeds.
+    one seed. That interval is over units and says nothing of other seeds: `seed_low` to `seed_high`
+    is the 95% interval over seeds, difference ± t(0.975, ν)·√(s_a²/n_a + s_b²/n_b) of the seeds'
+    means, with Welch's ν; a side of one seed adds nothing, and without a second seed it is NaN.
 
     Pooled units: a seed's mean is that over its strata of R_h = Σ total / Σ weight of all units in
     stratum h, and the interval that of the linearised ratios. With g_u = Σ_h (total_uh
@@ -119,6 +121,7 @@ def _compare(tables: Sequence[Mapping[str, Any]], units: Sequence[str], first: i
     means = comparison.means[:first]
     against_means = comparison.means[first:]
     difference = float(means.mean() - against_means.mean())
+    seed_half = _seed_half_interval([means, against_means])
     return {
         "units": len(units),
         "value": float(means.mean()),
@@ -131,7 +134,23 @@ def _compare(tables: Sequence[Mapping[str, Any]], units: Sequence[str], first: i
         "seed_deviation": _deviation(means),
         "against_seeds": len(against_means),
         "against_seed_deviation": _deviation(against_means),
+        "seed_low": difference - seed_half,
+        "seed_high": difference + seed_half,
     }
+
+
+def _seed_half_interval(sides: Sequence[np.ndarray]) -> float:
+    """Half of Welch's 95% interval of a difference of means over seeds; NaN where none varies."""
+    errors = []
+    for means in sides:
+        if len(means) > 1:
+            errors.append((float(means.var(ddof=1)) / len(means), len(means) - 1))
+    variance = sum(error for error, _ in errors)
+    if not variance:
+        return math.nan
+    degrees = variance**2 / sum(error**2 / freedom for error, freedom in errors)
+    # Whole degrees, and never more than there are.
+    return t_quantile(0.95, max(1, int(degrees + 1e-9))) * math.sqrt(variance)
 
 
 def _deviation(means: np.ndarray) -> float:

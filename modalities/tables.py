@@ -77,14 +77,16 @@ def result_table(title: str) -> Table:
 
 
 def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Iterator[Table]:
-    """A table for each score: every model's difference at every place, its 95% interval, and how
-    many units it is over."""
+    """A table for each score: every model's difference at every place, its 95% interval over units,
+    how many they are, and its interval over seeds where there are several."""
     several_seeds = any(max(row["seeds"], row["against_seeds"]) > 1 for row in rows)
     columns = [axis.column, "difference", "95% interval", "lower", "n"]
     if several_seeds:
         columns.append("seeds")
     for score in dict.fromkeys(row["score"] for row in rows):
         interval = f"95% interval over n {units}; lower: in what share of them"
+        if several_seeds:
+            interval += "; below it, that of other seeds"
         table = result_table(f"{name}: {score} minus that of {rows[0]['against']}, {interval}")
         # A terminal of 80 columns has room for all.
         table.add_column("model", overflow="fold", min_width=14)
@@ -97,17 +99,21 @@ def paired_tables(rows: Sequence[Row], name: str, units: str, axis: Axis) -> Ite
                 if several_seeds:
                     texts.append(f"{row['seeds']}, {row['against_seeds']}")
                 table.add_row(row["model"], *texts)
+                if several_seeds:
+                    over_seeds = _interval_text(row["seed_low"], row["seed_high"])
+                    table.add_row("  over seeds", "", "", over_seeds)
         yield table
 
 
+def _interval_text(low: float, high: float) -> str:
+    return "–" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}"
+
+
 def _paired_texts(row: Row, axis: Axis) -> list[str]:
-    interval = "–"
-    if not math.isnan(row["low"]):
-        interval = f"{row['low']:+.4f} to {row['high']:+.4f}"
     return [
         axis.tick(row[axis.column]),
         f"{row['difference']:+.4f}",
-        interval,
+        _interval_text(row["low"], row["high"]),
         f"{row['lower_in']:.0%}",
         str(row["units"]),
     ]

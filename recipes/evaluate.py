@@ -31,8 +31,8 @@ cells/, from which a run that was stopped continues and which runs at the same t
 Evaluators that list a file's entries write EVAL.MODEL.tsv and no CSV. Runs whose recipe.json differ
 only in seeds, and shipped weights of the same recipe, are seeds of one set-up: tables and figures
 show their mean. With --against MODEL, EVAL.paired.csv has every other model's scores minus that
-model's, with 95% intervals over documents, prompts or contigs. Exit codes: 0 done, 2 the request
-cannot be served.
+model's, with 95% intervals over documents, prompts or contigs, and over seeds where there are
+several. Exit codes: 0 done, 2 the request cannot be served.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ import typer
 from modalities.contract import find_modality, modality_names
 from modalities.evaluation import Evaluator, Listing
 from modalities.figures import FIGURE_FORMATS, figure_output, overview_figure
-from modalities.results import ModelResult
+from modalities.results import ModelResult, Row
 from modalities.settings import Settings
 from modalities.tables import write_table
 from recipes.commands import (
@@ -123,8 +123,12 @@ def evaluate_command(
         "results"
     ),
     against: Annotated[
-        str, typer.Option(metavar="MODEL", help="also write the paired differences to this model")
-    ] = "",
+        list[str],
+        typer.Option(
+            metavar="MODEL",
+            help="also write the paired differences to this model; again for another one",
+        ),
+    ] = [],  # noqa: B006
     set_: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="change the model's configuration"),
@@ -155,17 +159,14 @@ def evaluate_command(
     device = find_device(device)
     overrides = parse_overrides(set_)
     import_named(import_)
-    names = arguments[:-1]
-    if against:
-        names = [*names, against]
+    names = [*arguments[:-1], *against]
     targets = find_targets(names, overrides, device, dtype)
     kinds = find_evaluators(arguments[-1], targets[0].modality)
     if not all(issubclass(kind, Listing) for kind in kinds):
         require("matplotlib", "drawing figures", "figures")
     groups = seed_groups(targets)
-    reference = ""
-    if against:
-        reference = find_reference(targets, groups, against)
+    references = [find_reference(targets, groups, name) for name in against]
+    if references:
         check_paired(kinds, arguments[-1], targets[0].modality)
     measurements = [
         Measurement(target, kind(settings, target.data), overrides, out)
@@ -189,8 +190,8 @@ def evaluate_command(
     draw_overview(evaluators, results, out)
     for name, evaluator in evaluators.items():
         print_results(evaluator, results[name])
-        if reference and evaluator.paired_over:
-            compare(evaluator, results[name], reference, out)
+        if references and evaluator.paired_over:
+            compare(evaluator, results[name], references, out)
     # A file system's clock may be a few milliseconds late.
     since = started - 0.1
     files = [path for path in sorted(out.glob("*.*")) if path.is_file()]
@@ -255,17 +256,23 @@ def draw_overview(
 
 
 def compare(
-    evaluator: Evaluator, results: Sequence[ModelResult], reference: str, out: Path
+    evaluator: Evaluator,
+    results: Sequence[ModelResult],
+    references: Sequence[str],
+    out: Path,
 ) -> None:
-    """Write and print the paired differences to a model."""
-    differences = evaluator.paired(results, reference)
-    write_table(out / f"{evaluator.name}.paired.csv", differences)
-    print_paired(evaluator, differences)
-    if not differences:
-        console.print(
-            f"{evaluator.name}: no {evaluator.paired_over} were read by {reference} "
-            "and another model"
-        )
+    """Write and print the paired differences to each of several models."""
+    every_row: list[Row] = []
+    for reference in dict.fromkeys(references):
+        rows = evaluator.paired(results, reference)
+        every_row += rows
+        print_paired(evaluator, rows)
+        if not rows:
+            console.print(
+                f"{evaluator.name}: no {evaluator.paired_over} were read by {reference} "
+                "and another model"
+            )
+    write_table(out / f"{evaluator.name}.paired.csv", every_row)
 
 
 def find_evaluators(names: str, modality: str) -> list[type[Evaluator]]:

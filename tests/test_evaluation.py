@@ -142,6 +142,9 @@ def test_paired_differences():
     assert (row["seeds"], row["against_seeds"]) == (2, 1)
     assert row["seed_deviation"] == pytest.approx(np.std([7 / 3, 11 / 3], ddof=1))
     assert math.isnan(row["against_seed_deviation"])
+    # Two seeds, 7/3 and 11/3: half of ± 12.7 standard errors of their mean.
+    seed_half = 12.7062 * np.std([7 / 3, 11 / 3], ddof=1) / math.sqrt(2)
+    assert row["seed_high"] - 2 == pytest.approx(seed_half, rel=1e-4)
     # nothing varies, nothing is known of other units
     assert equal["difference"] == 0
     assert math.isnan(equal["low"])
@@ -155,6 +158,24 @@ def test_paired_differences():
         (1, "x"): {"a": 1.0},
         (2, "x"): {"a": 5.0},
     }
+
+
+def test_interval_over_seeds_is_welchs():
+    """Two seeds against three, whose variances differ: Welch's degrees of freedom, rounded down."""
+
+    def seed(mean):
+        return {("p", "x"): {"a": mean, "b": mean + 1}}
+
+    ours = [seed(1.0), seed(2.0)]
+    theirs = [seed(4.0), seed(4.5), seed(5.5)]
+    (row,) = paired_rows(ours, theirs)
+    errors = [0.5 / 2, np.var([4.0, 4.5, 5.5], ddof=1) / 3]
+    degrees = sum(errors) ** 2 / (errors[0] ** 2 / 1 + errors[1] ** 2 / 2)
+    half = t_quantile(0.95, int(degrees)) * math.sqrt(sum(errors))
+    assert row["difference"] == pytest.approx(1.5 - 14 / 3)
+    assert row["seed_high"] - row["seed_low"] == pytest.approx(2 * half)
+    (single,) = paired_rows(ours[:1], theirs[:1])
+    assert math.isnan(single["seed_low"])
 
 
 def test_pooled_units_are_weighted():

@@ -8,10 +8,12 @@ import math
 import pytest
 import torch
 
+import zoo
 from tests.refusals import refuses
 from tests.zoo.priors_table import CASES, LINE, OPTIONS, inputs, make, positions_for
 from zoo import Positions, compose, create_prior, list_priors, prior_attention
 from zoo.adapters import limited_reach
+from zoo.methods import list_positions
 from zoo.priors.alibi import alibi_slopes
 from zoo.priors.base import prior_dtype
 
@@ -361,3 +363,16 @@ def test_soft_windows_by_number() -> None:
     )
     for name, options in (("ggd", {"init": {"gamma": 1}}), ("alibi", {"mean_lag": [1]})):
         refuses(next(iter(options)), create_prior, name, num_heads=2, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in list_positions() if name != "learned"])
+def test_model_compiles_to_one_graph(name):
+    """Of packed rows; learned positions read how many there are."""
+    sizes = {"num_layers": 1, "dim": 32, "num_heads": 4, "hidden_dim": 16, "vocab_size": 32}
+    model = zoo.create_model(f"text_{name}_tiny", train_context=16, **sizes)
+    tokens = torch.randint(0, 32, (2, 24))
+    segments = torch.tensor([[0] * 10 + [1] * 14] * 2)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(tokens, segments=segments), model(tokens, segments=segments))

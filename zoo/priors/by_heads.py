@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -63,8 +63,8 @@ class ByHeads(Prior):
             groups.append((part.num_heads, terms))
         offsets = [terms.offset for _, terms in groups if terms.offset is not None]
         return PriorTerms(
-            q_lanes=_join_lanes(groups, lambda terms: terms.q_lanes),
-            k_lanes=_join_lanes(groups, lambda terms: terms.k_lanes),
+            q_lanes=_join_lanes([(heads, terms.q_lanes) for heads, terms in groups]),
+            k_lanes=_join_lanes([(heads, terms.k_lanes) for heads, terms in groups]),
             table=_join_tables(groups),
             causal=causal,
             offset=offsets[0] if offsets else None,
@@ -117,29 +117,26 @@ def _check_terms(part: Prior, terms: PriorTerms) -> None:
         )
 
 
-Groups = Sequence[tuple[int, PriorTerms]]
-
-
-def _join_lanes(groups: Groups, lanes_of: Callable[[PriorTerms], Tensor | None]) -> Tensor | None:
-    """Lanes of all heads; those of a group are in the first columns, and 0 fills the others."""
-    present = [lanes for _, terms in groups if (lanes := lanes_of(terms)) is not None]
+def _join_lanes(groups: Sequence[tuple[int, Tensor | None]]) -> Tensor | None:
+    """Lanes of all heads, from (heads, lanes) of each group; a group's lanes are in the first
+    columns, and 0 fills the others."""
+    present = [lanes for _, lanes in groups if lanes is not None]
     if not present:
         return None
     width = max(lanes.shape[-1] for lanes in present)
-    like = present[0]
     batch = max(lanes.shape[0] for lanes in present)
+    length = present[0].shape[2]
     columns = []
-    for heads, terms in groups:
-        lanes = lanes_of(terms)
+    for heads, lanes in groups:
         if lanes is None:
-            columns.append(like.new_zeros(batch, heads, like.shape[2], width))
+            columns.append(present[0].new_zeros(batch, heads, length, width))
             continue
         padded = F.pad(lanes, (0, width - lanes.shape[-1]))
-        columns.append(padded.expand(batch, heads, *padded.shape[2:]))
+        columns.append(padded.expand(batch, heads, length, width))
     return torch.cat(columns, dim=1)
 
 
-def _join_tables(groups: Groups) -> RelativeTable | None:
+def _join_tables(groups: Sequence[tuple[int, PriorTerms]]) -> RelativeTable | None:
     """One table of all heads; a group without one has zeros."""
     present = [terms.table for _, terms in groups if terms.table is not None]
     if not present:

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.errors import check_grid, check_number, check_whole
 from zoo.positions import Positions
-from zoo.priors.base import GridPrior, Prior, linear_in, prior_dtype
+from zoo.priors.base import GridPrior, Prior, linear_in, prior_dtype, without_autocast
 from zoo.priors.tables import BlockedBias, whole_bias
 from zoo.priors.terms import PriorTerms
 
@@ -103,32 +105,42 @@ class Fire(Prior):
         return whole_bias(self._bias(q_pos, k_pos, causal, torch.float64))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Curve:
     """f_θ( ψ(distance) / ψ(max(L, extent)) ) of c, L and f_θ's two layers."""
 
     scale: Tensor
     threshold: Tensor
-    inner: nn.Module
-    outer: nn.Module
+    inner: Callable[[Tensor], Tensor]
+    outer: Callable[[Tensor], Tensor]
 
     def __call__(self, distance: Tensor, extent: Tensor) -> Tensor:
         """(…, H), the two broadcast."""
         longest = torch.maximum(extent, self.threshold)
         ratio = torch.log1p(self.scale * distance) / torch.log1p(self.scale * longest)
-        return linear_in(self.outer, linear_in(self.inner, ratio[..., None]).relu())
+        return self.outer(self.inner(ratio[..., None]).relu())
 
 
-def _copied(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+@dataclass(eq=False)
+class _CopiedLinear:
+    """A linear layer of copied parameters. A plain object, which torch.compile traces."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with without_autocast(x):
+            return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+
+def _copied(layer: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """A linear layer with copies of its parameters (see `BlockedBias`); what is in its place, such
     as an adapter, as it is."""
     if type(layer) is not nn.Linear:
-        return layer
-    copied = copy.copy(layer)
-    copied.__dict__["_parameters"] = {
-        name: p.to(dtype, copy=True) for name, p in layer.named_parameters()
-    }
-    return copied
+        return partial(linear_in, layer)
+    weight = layer.weight.to(dtype, copy=True)
+    bias = layer.bias.to(dtype, copy=True)
+    return _CopiedLinear(weight, bias)
 
 
 class Fire2d(GridPrior, Fire):

@@ -77,6 +77,34 @@ REFUSED = {
     "compile": "is DeepCompile's section, not tried with priors and not served: "
     "train.compile=true compiles by torch.compile",
 }
+# Sections that DeepSpeed reads and then waits for calls that nothing here makes. One that is
+# switched off is let through.
+UNUSED = {
+    "tensor_parallel": "cuts layers of other libraries' models, and none of the zoo's",
+    "expert_parallel": "is for mixtures of experts, which no model of the zoo has",
+    "use_data_before_expert_parallelism": "is for mixtures of experts",
+    "pipeline": "needs a model made of stages",
+    "activation_checkpointing": "is read by deepspeed.checkpointing alone; "
+    "model.options.activation_checkpointing=true recomputes blocks",
+    "sparse_attention": "replaces attention, and with it the priors",
+    "sparse_gradients": "is for sparse embeddings, which no model of the zoo has",
+    "compression_training": "needs layers of DeepSpeed's own",
+    "quantize_training": "needs layers of DeepSpeed's own",
+    "weight_quantization": "is for inference",
+    "hybrid_engine": "is for inference in reinforcement learning",
+    "progressive_layer_drop": "needs a model that takes its arguments",
+    "curriculum_learning": "is for batches of DeepSpeed's loader; recipes have their own",
+    "data_efficiency": "is for batches of DeepSpeed's loader; recipes have their own",
+    "dataloader_drop_last": "is for batches of DeepSpeed's loader; recipes have their own",
+    "elasticity": "would change the batch; train.batch stays, whatever the number of ranks",
+    "autotuning": "is a mode of the launcher; `priorzoo train --calibrate` measures a set-up",
+    "amp": "needs Apex; train.precision is fp32, bf16 or fp16",
+    "torch_autocast": "is a precision; train.precision is fp32, bf16 or fp16",
+    "eigenvalue": "is used by quantize_training alone",
+    "nebula": "is a service that checkpoints would be sent to; they are files of the run folder",
+    "datastates_ckpt": "is another writer of checkpoints; they are files of the run folder",
+    "vocabulary_size": "is read by nothing",
+}
 
 
 class Claim(NamedTuple):
@@ -106,6 +134,10 @@ def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[st
     for key, reason in REFUSED.items():
         if key in user_config:
             raise ConfigError(f"{FLAG}: {key!r} {reason}; remove the key")
+    for key, reason in UNUSED.items():
+        if _is_switched_on(user_config.get(key)):
+            raise ConfigError(f"{FLAG}: {key!r} {reason}; remove the key")
+        user_config.pop(key, None)
     for name in ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization"):
         if not isinstance(user_config.get(name, {}), dict):
             raise ConfigError(f"{FLAG}: {name}={user_config[name]!r}: expected an object")
@@ -126,6 +158,16 @@ def apply_user_config(recipe: Recipe, user_config: Json, overridden_keys: set[st
             )
         replace_setting(recipe, setting, value, f"{FLAG}: {key}")
     return set(claims)
+
+
+def _is_switched_on(value: object) -> bool:
+    """Whether a value asks for anything: a section by its "enabled", else by any entry that is
+    neither false, 0 nor "auto"."""
+    if not isinstance(value, dict):
+        return bool(value) and value != "auto"
+    if "enabled" in value:
+        return _is_switched_on(value["enabled"])
+    return any(_is_switched_on(entry) for entry in value.values())
 
 
 def _remove_auto(tree: Json) -> None:

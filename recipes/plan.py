@@ -78,9 +78,12 @@ def resolve(
             f"at zero_stage={train.zero_stage}, where DeepSpeed would clip Muon's updates; "
             "or optim.name=adamw"
         )
+    micro_batch = train.micro_batch
+    if micro_batch and not chosen_keys & {"train.micro_batch", "train.accumulation"}:
+        micro_batch = _fitting_micro_batch(train, world)
     micro_batch, accumulation = resolve_batch(
         train.batch,
-        train.micro_batch,
+        micro_batch,
         train.accumulation,
         world,
         train.sequence_parallel,
@@ -115,12 +118,36 @@ def resolve_batch(
     product = micro * steps * world
     if product != batch:
         ranks = "ranks" if shared == 1 else "groups of ranks"
+        if batch % world:
+            advice = f"set train.batch={product}, or a number of ranks that divides {batch}"
+        else:
+            sizes = " or ".join(map(str, _divisors(batch // world, micro)[-2:][::-1]))
+            advice = f"set train.batch={product}, or train.micro_batch={sizes}"
+            if accumulation is not None:
+                advice += ", and leave out train.accumulation"
         raise ConfigError(
             f"train.batch={batch} is not micro_batch × accumulation × {ranks} "
-            f"= {micro} × {steps} × {world} = {product}; "
-            f"set train.batch={product}, or a number of ranks that divides {batch}"
+            f"= {micro} × {steps} × {world} = {product}; {advice}"
         )
     return micro, steps
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    """The divisors of a number up to `most`, ascending."""
+    return [size for size in range(1, most + 1) if number % size == 0]
+
+
+def _fitting_micro_batch(train: Train, world: int) -> int:
+    """The recipe's own micro-batch, or the largest one below it that divides a rank's share of the
+    batch, where the share is whole."""
+    micro_batch = train.micro_batch or 1
+    groups = max(world // train.sequence_parallel, 1)
+    if train.batch % groups or micro_batch * (train.accumulation or 1) * groups == train.batch:
+        return micro_batch
+    share = train.batch // groups
+    if train.accumulation:
+        share //= train.accumulation
+    return _divisors(share, micro_batch)[-1]
 
 
 def _batch_of_parts(train: Train, world: int) -> int:

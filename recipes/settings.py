@@ -13,6 +13,36 @@ from zoo.catalog import model_entry
 from zoo.errors import nearest
 from zoo.files import parse_json
 
+# What other trainers call a setting, and the setting of a recipe.
+ELSEWHERE = {
+    "checkpoint_every": "train.save_every",
+    "save_steps": "train.save_every",
+    "save_interval": "train.save_every",
+    "max_steps": "train.steps",
+    "num_steps": "train.steps",
+    "iterations": "train.steps",
+    "batch_size": "train.batch",
+    "global_batch_size": "train.batch",
+    "train_batch_size": "train.batch",
+    "micro_batch_size": "train.micro_batch",
+    "per_device_train_batch_size": "train.micro_batch",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clipping": "train.clip",
+    "max_grad_norm": "train.clip",
+    "learning_rate": "optim.lr",
+    "warmup_steps": "optim.warmup",
+    "optimizer": "optim.name",
+    "logging_steps": "train.log_every",
+    "eval_every": "evaluate.every",
+    "eval_steps": "evaluate.every",
+    "seq_len": "data.context",
+    "sequence_length": "data.context",
+    "max_length": "data.context",
+    "context_length": "data.context",
+    "block_size": "data.context",
+    "dtype": "train.precision",
+}
+
 
 def apply_overrides(recipe: Recipe, settings: Sequence[str]) -> tuple[Recipe, set[str]]:
     """Apply `key=value` strings; returns a changed copy and the set of keys.
@@ -72,6 +102,8 @@ def _set_field(recipe: Recipe, setting: str, key: str, text: str) -> None:
     if key not in keys:
         same_name = [choice for choice in keys if choice.endswith(f".{name}")]
         near = nearest(key, same_name or keys)
+        if name in ELSEWHERE:
+            near = f"did you mean {ELSEWHERE[name]!r}?"
         hint = f"; the model's own are model.options.{name}" if section == "model" else ""
         raise ConfigError(f"--set {setting!r}: no setting {key!r}; {near}{hint}")
     hints = typing.get_type_hints(type(getattr(recipe, section)))

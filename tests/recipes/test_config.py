@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from recipes import find_recipe
+from recipes import deepspeed_json, find_recipe
 from recipes.commands import ConfigError
-from recipes.deepspeed_json import check_with_deepspeed
+from recipes.deepspeed_json import UNUSED, check_with_deepspeed
 from recipes.estimate import schedule_in_words
 from recipes.plan import resolve, resolve_batch
 from recipes.settings import apply_overrides
@@ -117,11 +117,78 @@ WARMUP = {"type": "WarmupLR"}
         ({"zero_optimization": {"offload_optimizer": {"pin_memry": True}}}, [], "offload_optimizer.pin_memry=True"),
         ({"wall_clock_brekdown": True}, [], "'wall_clock_breakdown'"),
         ({"compile": {"deepcompile": True}}, [], "train.compile=true"),
+        ({"tensor_parallel": {"autotp_size": 2}}, [], "'tensor_parallel' cuts layers"),
+        ({"activation_checkpointing": {"cpu_checkpointing": True}}, [], "model.options.activation_checkpointing=true"),
+        ({"curriculum_learning": {"enabled": True}}, [], "'curriculum_learning' is for batches of DeepSpeed's loader"),
+        ({"elasticity": {"enabled": True}}, [], "'elasticity' would change the batch"),
     ],
 )  # fmt: skip
 def test_conflicting_deepspeed_file_refused(user_config, settings, word):
     """A deepspeed file in conflict is refused."""
     refuses(re.escape(word), plan, *settings, user_config=user_config, error=ConfigError)
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_switched_off_section_passes(name):
+    """A section that asks for nothing is no reason to refuse a file."""
+    off = {"enabled": False, "other": 3} if name != "activation_checkpointing" else {"number": 0}
+    assert plan(user_config={name: off})
+
+
+def test_every_section_is_used_or_refused():
+    """What DeepSpeed reads and this project neither passes on nor refuses is a new key: it needs a
+    line in UNUSED, or here."""
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    recorder = deepspeed_json._one_rank_config(config)
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    DeepSpeedConfig(recorder, mpu=deepspeed_json._OneRank())
+    unknown = set(recorder.reads) - PASSED_ON - set(UNUSED) - set(deepspeed_json.REFUSED)
+    assert unknown == set()
+
+
+# Sections and keys of DeepSpeed's that its engine applies by itself.
+PASSED_ON = {
+    *("aio", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger", "communication_data_type"),
+    *("csv_monitor", "data_types", "disable_allgather", "disable_python_gc", "dump_state"),
+    *("flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op"),
+    *("gradient_clipping", "gradient_predivide_factor", "graph_harvesting", "log_level"),
+    *("managed_gradient_accumulation", "memory_breakdown", "optimizer", "prescale_gradients"),
+    *("scheduler", "seq_parallel_communication_data_type", "steps_per_print", "tensorboard"),
+    *("timers", "train_batch_size", "train_micro_batch_size_per_gpu", "wall_clock_breakdown"),
+    *("wandb", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    "zero_optimization",
+}
+
+
+@pytest.mark.parametrize(("world", "micro_batch"), [(8, 12), (64, 9), (96, 12), (128, 9)])
+def test_micro_batch_fits_ranks(world, micro_batch):
+    """The recipe's micro-batch of 12 shrinks to a divisor of a rank's share of 1,152 rows."""
+    recipe = find_recipe("text.bam_ggd_ssmax_1100m")
+    train = resolve(recipe, world).recipe.train
+    assert train.micro_batch == micro_batch
+    assert train.micro_batch * train.accumulation * world == 1152
+
+
+def test_unfit_micro_batch_names_fitting_ones():
+    recipe = find_recipe("text.bam_ggd_ssmax_1100m")
+    recipe.train.micro_batch = 12
+    with pytest.raises(ConfigError, match=r"or train\.micro_batch=9 or 6$"):
+        resolve(recipe, 64, overridden_keys={"train.micro_batch"})
+
+
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("train.checkpoint_every", "train.save_every"),
+        ("train.learning_rate", "optim.lr"),
+        ("optim.warmup_steps", "optim.warmup"),
+        ("data.seq_len", "data.context"),
+    ],
+)
+def test_other_trainers_words_are_known(key, setting):
+    with pytest.raises(ConfigError, match=re.escape(f"did you mean '{setting}'")):
+        apply_overrides(find_recipe("text.ggd_tiny"), [f"{key}=5"])
 
 
 HUGGING_FACE = json.loads("""{

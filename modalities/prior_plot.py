@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from modalities.figures import DASHES, SMALLEST, panels, save_figure
 from zoo.catalog import create_model, load_model
 from zoo.cli import console, title_of
-from zoo.console import Import, call, new_app
+from zoo.console import Import, OnceCommand, call, new_app
 from zoo.errors import require
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -131,7 +131,7 @@ def prior_curves(model: ZooModel) -> dict[str, Any]:
 def _grid_curves(model: ZooModel, priors: list[Attention]) -> tuple[Tensor, list[Tensor], int]:
     """(distances (n,) in patches, curve (H, n) of each layer, patches of the training height)."""
     height, width = model.config.train_size
-    positions = model.positions(2 * height, 2 * width)  # type: ignore[operator]
+    positions = model.positions(2 * height, 2 * width)
     rows, columns = positions.shape
     dy = torch.arange(rows)[:, None] - rows // 2
     dx = torch.arange(columns) - columns // 2
@@ -284,7 +284,7 @@ app = new_app()
 main = partial(call, app)
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def plot_prior(
     name: Annotated[
         str, typer.Argument(help="a model's name with a tag of weights, or a saved model's folder")

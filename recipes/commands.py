@@ -18,8 +18,8 @@ import torch
 import typer
 from rich.table import Column, Table
 
+from zoo.console import OnceCommand, new_app
 from zoo.console import call as call_app
-from zoo.console import new_app
 from zoo.errors import check_fields, printable
 
 
@@ -60,7 +60,7 @@ def call(
     # \b is click's mark of a block that keeps its lines, here of commands.
     text = text.replace("\n\n    ", "\n\n\b\n    ")
     settings = {"ignore_unknown_options": any_option}
-    app.command(help=text, context_settings=settings)(function)
+    app.command(cls=OnceCommand, help=text, context_settings=settings)(function)
     return call_app(app, argv, prog=prog)
 
 

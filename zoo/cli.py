@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from zoo.adapters import list_adapters
 from zoo.attention.dispatch import KERNELS
 from zoo.catalog import list_models, load_model, model_entry
-from zoo.console import Console, Import, new_app
+from zoo.console import Console, Import, OnceCommand, new_app
 from zoo.files import read_object
 from zoo.layers import Attention
 from zoo.model import ZooModel
@@ -33,7 +33,7 @@ app = new_app(no_args_is_help=True)
 console = Console()
 
 
-@app.command("list")
+@app.command("list", cls=OnceCommand)
 def list_command(
     pattern: Annotated[str, typer.Argument(help="shell pattern, such as 'text_ggd*'")] = "*",
     pretrained: Annotated[
@@ -84,7 +84,7 @@ def _print_table(table: tuple[str, list[str], list[list[str]]], *, fold_names: b
     console.print(printed)
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def show(
     name: Annotated[
         str,
@@ -156,7 +156,7 @@ def title_of(name: str) -> str:
         return folder.name
 
 
-@app.command()
+@app.command(cls=OnceCommand)
 def doctor() -> int:
     """Check every attention kernel on every device against float64, forward and backward; exit code
     1 if one is off."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import rich.console
 import typer
+import typer.core
 from rich.text import Text
 
 from zoo.errors import from_outside, one_line, printable
@@ -41,6 +42,28 @@ Import = Annotated[
 
 # click's base of usage errors; typer may keep click in a package of its own.
 _USAGE_ERROR = typer.BadParameter.__mro__[2]
+
+
+class OnceCommand(typer.core.TyperCommand):
+    """A command that refuses an option with one value given twice, of which click would take the
+    last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        remaining = super().parse_args(ctx, list(args))
+        # Parsed once more, for its order has an entry for each time that an option is given.
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        once = [option for option in order if _takes_one_value(option)]
+        for option in once:
+            if once.count(option) > 1:
+                raise typer.BadParameter("given twice, and takes one value", ctx, param=option)  # type: ignore[arg-type]
+        return remaining
+
+
+def _takes_one_value(parameter: Any) -> bool:
+    """Whether a parameter of a command is an option with a value, and not one for several."""
+    if not isinstance(parameter, typer.core.TyperOption):
+        return False
+    return not (parameter.multiple or parameter.count or parameter.is_flag)
 
 
 def new_app(**settings: Any) -> typer.Typer:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -13,7 +14,7 @@ import typer
 from tests import launching
 from zoo import create_model
 from zoo.cli import app
-from zoo.console import call
+from zoo.console import OnceCommand, call, new_app
 
 
 def invoke(*arguments: object, app: typer.Typer = app) -> launching.Done:
@@ -99,3 +100,31 @@ except ImportError as error:
 def test_libraries_are_imported_after_zoo(first: str) -> None:
     line = first if first.startswith("from") else f"import {first}"
     launching.command([sys.executable, "-c", f"import zoo\n{line}"])
+
+
+def test_option_given_twice_is_refused(capsys):
+    """Of two values click would take the last."""
+    words = ["text_ggd_tiny", "--seed", "1", "--seed", "2"]
+    assert call(app_with_seed(), words, prog="priorzoo") == 2
+    assert "Invalid value for '--seed': given twice" in capsys.readouterr().err
+
+
+def test_repeatable_option_takes_all(capsys):
+    words = ["text_ggd_tiny", "--set", "a=1", "--set", "b=2", "--flag", "--flag"]
+    assert call(app_with_seed(), words, prog="priorzoo") == 0
+    assert capsys.readouterr().out.split() == ["a=1", "b=2"]
+
+
+def app_with_seed() -> typer.Typer:
+    app = new_app()
+
+    @app.command(cls=OnceCommand)
+    def command(
+        name: str,
+        seed: int = 0,
+        set_: Annotated[list[str], typer.Option("--set")] = [],  # noqa: B006
+        flag: Annotated[bool, typer.Option("--flag")] = False,
+    ) -> None:
+        print(*set_)
+
+    return app

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +48,7 @@ from zoo.console import Console, Import
 from zoo.plugins import import_named
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,10 @@ def adapt_command(
     console = Console()
     if dry_run:
         if rows is not None:
-            facts["expected"] = expected_cost(model, run, context, rows_a_pass, trained)
+            heldout_rows = len(heldout) if heldout else 0
+            facts["expected"] = expected_cost(
+                model, run, context, rows_a_pass, trained, heldout_rows
+            )
         console.print(facts_table(f"{name}: dry run", facts))
         return
     console.print(facts_table(f"{name}: plan", facts))
@@ -187,10 +190,32 @@ def adapt_command(
             resume=resume,
             tell=progress_printer(console, run.batch * context),
         )
+        # Before the last measurement, which may take longer than the training.
+        save_result(model, tokenizer, out, run, context, training | loss_figures(losses))
         losses["trained"] = adapting.heldout_loss(model, heldout)
+    figures = loss_figures(losses)
+    save_result(model, tokenizer, out, run, context, training | figures)
+    figures["model"] = f"{out}; zoo.load_adapted({str(out)!r})"
+    console.print(facts_table("done", figures))
+
+
+def loss_figures(losses: Mapping[str, float]) -> dict[str, str]:
+    """Held-out losses by stage, as tables and records show them."""
     figures = {}
     for stage, loss in losses.items():
         figures[f"held-out loss, {stage}"] = f"{loss:.4f} nats a token"
+    return figures
+
+
+def save_result(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    run: Adaptation,
+    context: int,
+    facts: Mapping[str, str],
+) -> None:
+    """Write the adapter, with a record of its training, or the whole model where all is trained."""
     if run.train == "all":
         # A whole model has no record of a base.
         model.__dict__.pop(RECORD, None)
@@ -200,11 +225,8 @@ def adapt_command(
         if not run.steps:
             # The adapter fits a base with any weights.
             record["base"]["digest"] = ""
-        tokens = run.steps * run.batch * context
-        record["training"] = {"tokens": tokens} | training | figures
+        record["training"] = {"tokens": run.steps * run.batch * context, **facts}
     zoo.save_adapted(model, out)
-    figures["model"] = f"{out}; zoo.load_adapted({str(out)!r})"
-    console.print(facts_table("done", figures))
 
 
 def check_folder(out: Path, resume: bool) -> None:
@@ -281,16 +303,21 @@ def expected_cost(
     context: int,
     rows_a_pass: int,
     trained: Sequence[nn.Parameter],
+    heldout_rows: int,
 ) -> str:
-    """Time and memory of the training, from one pass."""
+    """Time and memory of the training, from one pass, and time of the held-out losses, which are
+    measured before, between and after."""
     from modalities.text import adapting
 
     seconds, peak = adapting.expected_cost(model, context, rows_a_pass)
-    total = clock(run.steps * run.batch / rows_a_pass * seconds)
+    training = run.steps * run.batch / rows_a_pass * seconds
+    # A forward pass takes a third of forward and backward.
+    measuring = 3 * heldout_rows / rows_a_pass * seconds / 3
+    times = f"{clock(training)} of training, {clock(measuring)} of held-out losses (estimated)"
     weights = sum(parameter.nbytes for parameter in model.parameters())
     # Gradients and the optimiser's two moments.
     states = 3 * sum(parameter.nbytes for parameter in trained)
-    return f"{total} (estimated), {(peak + weights + states) / 2**30:.1f} GiB plus libraries"
+    return f"{times}, {(peak + weights + states) / 2**30:.1f} GiB plus libraries"
 
 
 def progress_printer(

@@ -18,6 +18,7 @@ from modalities.text import adapting
 from modalities.text.adapting import IGNORED, adaptation_rows, rows_at_once
 from recipes import adapt
 from tests.text.outside_models import llama_of
+from zoo.adapters.layer import RECORD
 from zoo.adapters.released import open_released
 from zoo.catalog import list_models
 
@@ -85,6 +86,7 @@ def test_command_adapts_and_saves(
     plan = capsys.readouterr().out
     assert "its own positions: drop" in plan
     assert "GiB" in plan
+    assert "of held-out losses (estimated)" in plan
     assert "times those of sotu-excerpt" in plan
     assert not out.exists()
     assert adapt.main([*words, "--steps", "3"]) == 0
@@ -103,6 +105,27 @@ def test_command_adapts_and_saves(
     assert "holds a model already" in capsys.readouterr().err
     assert adapt.main([str(out), "--train", "prior", "--out", str(tmp_path / "again")]) == 2
     assert "expected --train all" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_stop_after_training_keeps_adapter(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill while the last held-out loss is measured leaves a whole adapter."""
+    out = tmp_path / "adapted"
+    losses = iter([1.0, 2.0])
+
+    def measure(model: object, rows: object) -> float:
+        value = next(losses, None)
+        if value is None:
+            raise KeyboardInterrupt
+        return value
+
+    monkeypatch.setattr(adapting, "heldout_loss", measure)
+    words = [llama, "--position", "ggd", "--train", "prior", "--out", str(out), "--steps", "2"]
+    assert adapt.main([*words, "--context", "48", "--batch", "2"]) == 130
+    record = zoo.load_adapted(out).__dict__[RECORD]
+    assert record["training"]["tokens"] == 2 * 2 * 48
 
 
 ADAPTERS = [["--train", "prior", "--position", "ggd"]]

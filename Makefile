@@ -44,6 +44,7 @@ lint: setup  ## style, spelling and types
 	git ls-files '*.py' '*.md' | xargs $(BIN)/codespell
 	git ls-files ':!*.safetensors' | xargs $(BIN)/check-added-large-files --enforce-all --maxkb=2000
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typed_use.py
 
 docs: setup  ## the site, in build/site; a broken link or anchor is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

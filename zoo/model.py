@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
@@ -63,6 +63,12 @@ class ZooModel(nn.Module):
     config: Any
     class_names: tuple[str, ...] = ()
     sequence: SequenceGroup | None = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What models of one modality have, such as `stream_text` and `classify`: torch's own
+            annotation says that every attribute is a tensor or a module, which cannot be called."""
 
     def train_positions(self) -> Positions:
         """Where the tokens of a training sample are: on a line, or on a grid."""

@@ -329,7 +329,11 @@ def _row_document(row: object, where: str, options: dict[str, str]) -> Document:
 def _field(row: Mapping[str, object], field: str, where: str) -> object:
     if field not in row:
         fields = sorted(map(str, row))
-        hint = did_you_mean(field, map(str, row), form="?field={}")
+        texts = [str(name) for name, value in row.items() if isinstance(value, str)]
+        hint = f"expected '?field={texts[0]}'" if len(texts) == 1 else ""
+        hint = did_you_mean(field, map(str, row), form="?field={}") or hint
+        if not hint and texts:
+            hint = f"'?field={texts[0]}' behind the source names one"
         raise ValueError(f"{where}: no field {field!r} among {fields}; {hint}".rstrip("; "))
     return row[field]
 

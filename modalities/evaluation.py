@@ -118,6 +118,11 @@ class Evaluator(ABC, Generic[S, Model]):
         """What is to be said of the held-out data before they are measured; empty: nothing."""
         return ""
 
+    def model_note(self, model: Model) -> str:
+        """What is to be said of a model on the held-out data before it is measured; empty:
+        nothing."""
+        return ""
+
     # The model on the axis.
 
     def trained_at(self, model: Model) -> int:

@@ -135,6 +135,11 @@ class _Loader(Generic[S]):
     def report(self) -> object:
         return self.source.report
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names by label, of a model that learns from the data; () where they have none."""
+        return getattr(self.source, "class_names", ())
+
     def identity(self) -> State:
         return self.source.identity()
 

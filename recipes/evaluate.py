@@ -236,7 +236,12 @@ def print_untrained(targets: Sequence[Target]) -> None:
 
 def print_notes(measurements: Sequence[Measurement]) -> None:
     """What the evaluators have to say of their data, which they read for it."""
-    for note in dict.fromkeys(m.evaluator.note for m in measurements):
+    notes: list[str] = []
+    for m in measurements:
+        notes.append(m.evaluator.note)
+        note = m.evaluator.model_note(m.target.model)
+        notes.append(f"{m.target.label}: {note}" if note else "")
+    for note in dict.fromkeys(notes):
         if note:
             console.print(f"note: {note}", soft_wrap=True)
 

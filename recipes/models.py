@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from modalities.classes import listing, shared_classes
 from modalities.contract import Modality, Outside, find_modality, modality_names
 from recipes.commands import CommandError, ConfigError
 from recipes.overrides import Overrides, leaves, override
@@ -29,7 +30,7 @@ from recipes.registry import list_recipes
 from recipes.run_folder import load_run, newest_model, newest_run_dir, run_recipe
 from zoo.catalog import create_model, list_models, load_model, model_entry, saved_modality
 from zoo.errors import did_you_mean, nearest
-from zoo.files import read_tensors
+from zoo.files import read_object, read_tensors
 from zoo.model import ZooModel
 from zoo.plugins import import_named, modality_module
 from zoo.pretrained import verified_file, weights_entry
@@ -353,24 +354,80 @@ def installed_modalities(listing: str = "", pattern: str = "*") -> list[Modality
 # weights to begin a training with
 
 
-def load_weights(model: ZooModel, source: str) -> None:
+def name_classes(model: ZooModel, names: Sequence[str], checkpoint: Path | None) -> None:
+    """Give a model the names of classes that its training data list, where they list any.
+
+    ConfigError where the checkpoint that training continues from has others.
+    """
+    if names:
+        model.class_names = tuple(names)
+    config = checkpoint / "model" / "config.json" if checkpoint else None
+    if config is None or not config.is_file():
+        return
+    trained = read_object(config).get("class_names") or ()
+    if names and trained and list(trained) != list(names):
+        raise ConfigError(
+            f"{checkpoint} was trained on the classes {listing(trained)}; the data now list "
+            f"{listing(names)}: restore the run's list of classes, or start a new run"
+        )
+
+
+def load_weights(model: ZooModel, source: str) -> str:
     """Copy weights into a model of the same shape, from a source that `model.init_from` names.
 
-    A classifier for another number of classes stays as it was initialised.
+    Returns what is to be said of the classifier: its rows follow the names of classes where both
+    know them, and a class without a row stays as it was initialised. Without names it is copied
+    where it has as many classes.
     """
     folder = _init_folder(source)
     try:
-        state = _read_state(type(model), folder, source)
-        initial = model.state_dict()
-        for name in model.replaceable_parameters():
-            if name in state and state[name].shape != initial[name].shape:
-                state[name] = initial[name]
+        state, names = _read_state(type(model), folder, source)
+        note = _fit_classifier(state, names, model)
         model.load_state_dict(state)
     except RuntimeError as error:
         reason = f"its weights do not fit this model: {error}"
         raise ConfigError(f"model.init_from={source}: {reason}") from error
     except ValueError as error:
         raise ConfigError(f"model.init_from={source}: {error}") from error
+    return f"model.init_from={source}: {note}" if note else ""
+
+
+def _fit_classifier(state: dict[str, torch.Tensor], names: Sequence[str], model: ZooModel) -> str:
+    """Replace the tensors of a classifier in `state`, which is for classes `names`, by the model's;
+    returns what was done."""
+    initial = model.state_dict()
+    replaceable = model.replaceable_parameters() & state.keys()
+    if not replaceable:
+        return ""
+    equal_shapes = all(state[name].shape == initial[name].shape for name in replaceable)
+    if names and model.class_names:
+        pairs = shared_classes(model.class_names, names)
+        for name in replaceable:
+            rows = initial[name].clone()
+            for row, stored_row in pairs:
+                rows[row] = state[name][stored_row]
+            state[name] = rows
+        return _rows_note(model.class_names, names, [row for row, _ in pairs])
+    if not equal_shapes:
+        state.update({name: initial[name] for name in replaceable})
+        return "another number of classes, so that the classifier starts anew"
+    if names or model.class_names:
+        listed = listing(names or model.class_names)
+        return f"one side has no names of classes ({listed}): the classifier's rows are copied"
+    return ""
+
+
+def _rows_note(names: Sequence[str], stored: Sequence[str], rows: Sequence[int]) -> str:
+    """Which classes have rows of stored weights; "" where all have, in their order."""
+    if tuple(names) == tuple(stored):
+        return ""
+    new = [name for row, name in enumerate(names) if row not in rows]
+    if not new:
+        return f"rows of the classifier by name, {len(names)} of {len(stored)} classes"
+    return (
+        f"rows of the classifier by name for {len(rows)} classes; "
+        f"the weights do not know {listing(new)}, which start anew"
+    )
 
 
 def _init_folder(source: str) -> Path:
@@ -387,15 +444,19 @@ def _init_folder(source: str) -> Path:
     return folder
 
 
-def _read_state(kind: type[ZooModel], folder: Path, source: str) -> dict[str, torch.Tensor]:
-    """The weights in a saved model's folder or a run folder, or those of a name."""
+def _read_state(
+    kind: type[ZooModel], folder: Path, source: str
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """The weights in a saved model's folder or a run folder, or those of a name; and the names of
+    their classes."""
     if folder.is_dir():
         is_saved_model = (folder / "config.json").exists()
         read = kind.from_pretrained
         model = read(folder) if is_saved_model else newest_model(folder, read)
-        return model.state_dict()
+        return model.state_dict(), model.class_names
     if "." in source and "/" not in source:
-        return read_tensors(verified_file(source))
+        names = weights_entry(source).get("class_names", ())
+        return read_tensors(verified_file(source)), tuple(names)
     raise ValueError(
         "expected a folder, newest:RECIPE, or a name such as text_ggd_ssmax_tiny.facts"
     )

@@ -55,7 +55,7 @@ from recipes.commands import (
     short,
 )
 from recipes.engine import Engine
-from recipes.models import load_weights
+from recipes.models import load_weights, name_classes
 from recipes.plan import Plan, resolve
 from recipes.ranks import Ranks, check_sequence, leave, start, stop, wants_cuda
 from recipes.recipe import Json
@@ -133,9 +133,6 @@ class Trainer:
             stored, universal = loadable(checkpoint, self.plan, ranks)
         model = modality.build(recipe.model.name, recipe.model.options, recipe.data)
         check_sequence(model, settings.sequence_parallel)
-        if checkpoint is None and recipe.model.init_from:
-            load_weights(model, recipe.model.init_from)
-        self.evaluators = self.schedule_evaluators(model)
         loader_options = {
             "rank": ranks.group,
             "world": ranks.groups,
@@ -143,6 +140,12 @@ class Trainer:
         }
         data = with_worker(recipe.data, ranks.device.type, ranks.cores)
         self.loader = modality.loader(data, **loader_options)
+        name_classes(model, getattr(self.loader, "class_names", ()), checkpoint)
+        if checkpoint is None and recipe.model.init_from:
+            note = load_weights(model, recipe.model.init_from)
+            if note:
+                self.print(note)
+        self.evaluators = self.schedule_evaluators(model)
         self.heldout = None
         if recipe.evaluate.every:
             samples = recipe.evaluate.samples

@@ -65,10 +65,11 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
     """Top-1 and top-5 of held-out items at every size, and the ratio of top-1 to that at the
     training size. A subclass says what a model reads (`grid`).
 
-    `samples` counts items, the first of a fixed random order (default: all). The training size is
-    always measured. With five classes or fewer there is no top-5. `chance_top1` is the share of the
-    most frequent class. Items too small for one of the sizes are left out of all, and counted,
-    unless the evaluator `enlarges`.
+    `samples` counts items, the first of a fixed random order (default: all). Labels become the
+    model's numbers by the names of classes (`SizeEvaluator.labels`); the model answers among all of
+    its classes. The training size is always measured. With five classes or fewer there is no top-5.
+    `chance_top1` is the share of the most frequent class. Items too small for one of the sizes are
+    left out of all, and counted, unless the evaluator `enlarges`.
 
     A larger size has controls, each with a column of what reading large gains over it:
     `reduced_top1`, the best top-1 among the smaller sizes measured; `multi_scale_top1`, of the mean
@@ -90,7 +91,7 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
         training. control: "", or one of `extra_controls`."""
 
     def identity(self, model: Grid) -> dict[str, object]:
-        return {self.unit: self.heldout.fingerprint}
+        return {self.unit: self.heldout.fingerprint} | self.label_identity(model)
 
     def readings(self, model: Grid, shapes: list[Shape]) -> list[tuple[str, Shape]]:
         """(control, shape) of all that is read; "" for the items as they are."""
@@ -99,6 +100,7 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
     def cells(self, model: Grid) -> list[Cell]:
         items = self.heldout.items
         self._check_classes(model)
+        labels = self.labels(model)
         shapes = self.shapes(model)
         count = min(self.settings.samples or len(items), len(items))
         small: set[int] = set()
@@ -124,13 +126,18 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
                     "places": places,
                     "small": small_places,
                     "control": control,
+                    "labels": labels,
                 }
                 cells.append(Cell(name, cost=len(places), data=data))
         return cells
 
     def _check_classes(self, model: Grid) -> None:
+        """ValueError for a source of other classes; where names are unknown their number
+        decides."""
         classes = self.heldout.items.classes
-        if classes and len(classes) != model.config.num_classes:
+        if self.class_names(model):
+            self.labels(model)
+        elif classes and len(classes) != model.config.num_classes:
             listed = f"{len(classes)} classes and the model {model.config.num_classes}"
             items = self.items_name
             way_out = (
@@ -155,7 +162,7 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
             samples: list[tuple[Tensor, int, str]] = []
             for place in places[part.start : part.stop]:
                 try:
-                    samples.append(self._read(model, place, shape, cell.data["control"]))
+                    samples.append(self._read(model, place, shape, cell))
                 except BadSample as error:
                     skipped[error.reason] += 1
             if not samples:
@@ -173,16 +180,20 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
         }
         return facts | answers.sums | answers.columns
 
-    def _read(self, model: Grid, place: int, shape: Shape, control: str) -> tuple[Tensor, int, str]:
-        """Grid, label and group of an item. Raises BadSample; ValueError for a label that the model
-        does not have."""
+    def _read(self, model: Grid, place: int, shape: Shape, cell: Cell) -> tuple[Tensor, int, str]:
+        """Grid, the model's number of the class, and group of an item. Raises BadSample; ValueError
+        for a label that the model does not have."""
         items = self.heldout.items
         item, label = items[place]
         classes = model.config.num_classes
+        numbers = cell.data["labels"]
+        if numbers and label in range(len(numbers)):
+            label = numbers[label]
         if not isinstance(label, int) or not 0 <= label < classes:
             what = f"{items.noun} {items.name(place)} of {self.heldout.name!r} is of class {label}"
             raise ValueError(f"{what}; the model has {classes} classes")
-        return self.grid(model, item, shape, control), label, items.group(place)
+        grid = self.grid(model, item, shape, cell.data["control"])
+        return grid, label, items.group(place)
 
     def _control_of(self, name: str) -> str:
         """The control that a cell is of, by its name; "" for a point of the curve."""

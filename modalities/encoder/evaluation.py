@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from modalities.classes import is_identity, known_names, label_numbers, listing
 from modalities.encoder.config import Shape, not_multiples
 from modalities.encoder.items import HeldoutItems
 from modalities.encoder.model import GridTransformer
@@ -114,6 +115,63 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
                     table.append(facts | control | {"groups": row["groups"]})
         if table:
             write_table(out / f"{self.name}.controls.csv", table)
+
+    def class_names(self, model: Grid) -> tuple[str, ...]:
+        """The names of the model's classes as sources call them; () where they are unknown."""
+        return known_names(model)
+
+    def labels(self, model: Grid) -> tuple[int, ...]:
+        """By label of the source, the model's number of the class of that name; () where labels are
+        the model's numbers. ValueError for classes that the model does not have.
+
+        For a model without names, classes that no list of the source orders are in the order of the
+        model's library (`sort_classes`).
+        """
+        items = self.heldout.items.items
+        if not items.classes:
+            return ()
+        names = self.class_names(model)
+        sort_classes = getattr(model, "sort_classes", None)
+        if not names and items.sorted_by_name and sort_classes:
+            names = sort_classes(items.classes)
+        if not names:
+            return ()
+        source = f"source {self.heldout.name!r}"
+        return label_numbers(items.classes, names, source=source, model="the model")
+
+    def label_identity(self, model: Grid) -> dict[str, object]:
+        """What cells are keyed by besides the items: labels that are not the model's numbers."""
+        numbers = self.labels(model)
+        return {} if is_identity(numbers) else {"labels": list(numbers)}
+
+    def model_note(self, model: Grid) -> str:
+        """How the classes of the source become the model's, where names leave that open, and which
+        of the model's are missing."""
+        items = self.heldout.items.items
+        names = self.class_names(model)
+        classes = items.classes
+        if not names and not classes:
+            return ""
+        source = self.heldout.name
+        if not classes:
+            return (
+                f"{source} has no names of classes: its labels are taken as the model's numbers, "
+                f"0… for {listing(names)}"
+            )
+        if names:
+            missing = len(names) - len(classes)
+            shares = f"{source} has {len(classes)} of the model's {len(names)} classes"
+            return f"{shares}; it answers among all of them" if missing else ""
+        return self.nameless_note(model)
+
+    def nameless_note(self, model: Grid) -> str:
+        """What numbers mean for a model that has no names, by the source's list of classes."""
+        classes = self.heldout.items.items.classes
+        source = self.heldout.name
+        return (
+            f"the model has no names of classes: its numbers are taken in the order of {source}, "
+            f"0… for {listing(classes)}"
+        )
 
     def size_of(self, shape: Shape) -> int:
         """The size of a shape, as settings, rows and figures count it."""

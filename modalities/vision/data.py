@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import zip_longest
 
 from PIL import Image
 
 from modalities.encoder.config import Options, Shape
 from modalities.encoder.items import HeldoutItems
 from modalities.loading import Heldout, IndexedLoader, StreamLoader
+from modalities.vision.classes import renumber
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.errors import BadImage
 from modalities.vision.images import ImageSet, checked_image, upright_size
 from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
-from modalities.vision.sources import open_images, open_shard_source
+from modalities.vision.sources import class_names, open_images, open_shard_source
 
 DEFAULT_SOURCE = "glyphs-builtin"
 # Settings on which held-out images depend.
@@ -68,6 +68,7 @@ def build_heldout(
     """One pass over the held-out images, as `build_loader` has it."""
     share = _with_defaults(config, share)
     images = _heldout(config, size=_stored_size(config))
+    _check_classes(config, images.classes)
     return IndexedLoader(ImageSamples(images, config, train=False), micro_batch, **share)
 
 
@@ -81,41 +82,25 @@ def _stored_size(config: VisionDataConfig) -> int:
 
 
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
-    """The held-out images of a config; a held-out folder takes its classes from the training
-    folder."""
-    classes = None
+    """The held-out images of a config, with labels of the training source: by name where both list
+    their classes."""
     if config.heldout_source is None:
-        images = open_images(config.source, "heldout", size=size)
-    else:
-        if config.target == "label":
-            classes = _training_classes(config.source)
-        folder_classes = classes if _folders(config) else None
-        images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
-    if classes and images.classes and classes != images.classes:
-        _refuse_other_classes(config, classes, images.classes)
-    _check_classes(config, images.classes)
-    return images
+        return open_images(config.source, "heldout", size=size)
+    trained = _training_classes(config.source)
+    # Folders count training's classes that they lack.
+    folder_classes = trained or None if _folders(config) else None
+    images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
+    return renumber(images, trained, trained=config.source) if trained else images
 
 
-def _training_classes(source: str) -> tuple[str, ...] | None:
-    """The classes that a training source lists; None where it lists none, or is on another
+def _training_classes(source: str) -> tuple[str, ...]:
+    """The classes that a training source lists; () where it lists none, or is on another
     machine."""
-    with contextlib.suppress(FileNotFoundError):
-        shards = open_shard_source(source, "train")
-        return (shards or open_images(source, "train", hold_out=False)).classes
-    return None
-
-
-def _refuse_other_classes(
-    config: VisionDataConfig, trained: tuple[str, ...], heldout: tuple[str, ...]
-) -> None:
-    pairs = zip_longest(trained, heldout)
-    first, other = next((first, other) for first, other in pairs if first != other)
-    sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
-    raise ValueError(
-        f"{sources} must list equal classes in one order: "
-        f"{first!r} in training is {other!r} held out"
-    )
+    if source.startswith("hf:"):
+        with contextlib.suppress(OSError):
+            return open_images(source, "train", hold_out=False).classes or ()
+        return ()
+    return class_names(source)
 
 
 def _folders(config: VisionDataConfig) -> bool:
@@ -205,7 +190,8 @@ def open_heldout(
     source: str | VisionDataConfig, *, objects: bool = False
 ) -> Heldout[HeldoutImages]:
     """The held-out images of a spec string, or of a training's data (`heldout_by`), opened once per
-    process. objects: pictures with boxes. Shards given as "wds:…" are a held-out set as a whole."""
+    process; evaluators compare their classes with a model's. objects: pictures with boxes. Shards
+    given as "wds:…" are a held-out set as a whole."""
     num_classes = 0
     if isinstance(source, VisionDataConfig):
         images = _heldout(source, size=EVALUATION_SIZE)

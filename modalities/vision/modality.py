@@ -18,6 +18,7 @@ from modalities.encoder.config import Options
 from modalities.encoder.training import classification_loss
 from modalities.loading import first_heldout
 from modalities.vision import HEADLINE, RECIPES_MODULE
+from modalities.vision.classes import target_names
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import build_heldout, build_loader
 from modalities.vision.model import VisionTransformer
@@ -41,9 +42,7 @@ def build(name: str, options: Mapping[str, object], data: VisionDataConfig) -> Z
         "std": data.std,
     }
     model = create_model(name, **facts | dict(options))
-    names = class_names(data.source)
-    if data.target == "marked+map":
-        names = ("background", *names) if names else ()
+    names = target_names(class_names(data.source), data.target)
     model.class_names = names if len(names) == model.config.num_classes else ()
     return model
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from modalities.encoder.items import Event, Read, SkipReport, first_good
 from modalities.encoder.samples import ItemSamples
 from modalities.vision.batches import ImageBatches
+from modalities.vision.classes import target_names
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.images import ImageSet, checked_image
 from modalities.vision.objects import Objects, check_objects
@@ -46,6 +47,11 @@ class ImageSamples(ItemSamples):
         self.images = images
         self.config = config
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of a model that learns from them; () where the source has none."""
+        return target_names(self.images.classes, self.config.target)
+
     def read(self, index: int) -> Sample:
         images = self.images
         read = images.read if self.config.target == "label" else images.read_objects
@@ -71,6 +77,11 @@ class ShardStream:
         self.micro_batch = micro_batch
         self.make = ImageBatches(config)
         self.report = SkipReport("image")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of a model that learns from them; () where the index has none."""
+        return target_names(self.shards.classes, self.config.target)
 
     def identity(self) -> dict[str, object]:
         facts = {"kind": "shards", "fingerprint": self.shards.fingerprint}

@@ -176,11 +176,7 @@ def open_shards(spec: str, pattern: str) -> Shards:
     Raises FileNotFoundError for missing shards, ValueError for a wrong index and for shards without
     a sample.
     """
-    folder = Path(pattern)
-    paths: list[Path] = []
-    if not folder.is_dir():
-        paths = [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
-        folder = paths[0].parent if paths else folder
+    folder, paths = _expand(pattern)
     index = folder / "index.json"
     entries, classes = _read_index(index)
     if not entries and not paths:
@@ -195,6 +191,22 @@ def open_shards(spec: str, pattern: str) -> Shards:
     if not all(path.resolve() in by_path for path in paths):
         by_path = {path.resolve(): Entry(path.name, len(scan(path))) for path in paths}
     return Shards(spec, {path: by_path[path.resolve()] for path in paths}, classes)
+
+
+def listed_classes(pattern: str) -> tuple[str, ...]:
+    """The classes that the index of a folder or pattern lists; () without an index or a list."""
+    folder, _ = _expand(pattern)
+    _, classes = _read_index(folder / "index.json")
+    return tuple(classes)
+
+
+def _expand(pattern: str) -> tuple[Path, list[Path]]:
+    """(folder, shards that a pattern names); none where it is a folder."""
+    folder = Path(pattern)
+    if folder.is_dir():
+        return folder, []
+    paths = [Path(place) for place in webdataset.shardlists.expand_urls(pattern)]
+    return paths[0].parent if paths else folder, paths
 
 
 def _read_index(path: Path) -> tuple[dict[str, Entry], list[str]]:

@@ -15,7 +15,9 @@
 
 A folder or dataset without a held-out part of its own holds out a tenth, by a hash of each image's
 name (its row number in a dataset), unless `heldout_source` is set; "…?split=heldout" behind it
-holds out all of it. Shards hold out nothing.
+holds out all of it. Shards hold out nothing. Class folders are numbered as torchvision does, by
+code points; "folder:PATH?order=timm" numbers them as timm does, and "?order=FILE" as a file that
+lists a class a line.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
+from modalities.classes import label_numbers
 from modalities.encoder.items import Event, digest_of
+from modalities.vision.classes import ordered_classes
 from modalities.vision.errors import BadImage
 from modalities.vision.images import (
     EXTENSIONS,
@@ -38,7 +42,7 @@ from modalities.vision.images import (
     ImageSet,
     heldout_places,
 )
-from modalities.vision.shards import Shards, open_shards
+from modalities.vision.shards import Shards, listed_classes, open_shards
 from zoo.errors import did_you_mean
 from zoo.files import data_folder, read_object
 
@@ -48,6 +52,8 @@ BUILTIN = Path(__file__).with_name("assets") / "glyphs"
 BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}
 # Behind a folder or dataset: all of it is held out.
 HELD_OUT = "split=heldout"
+# In which classes of folders are numbered where the source does not say.
+DEFAULT_ORDER = "torchvision"
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
@@ -55,7 +61,7 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
     """The shards of a spec's split ("train", "heldout", "all"); None for other sources. Raises
     FileNotFoundError."""
     if spec in FETCHED:
-        folder = data_folder() / "vision" / spec / ("heldout" if split == "all" else split)
+        folder = _fetched_folder(spec, "heldout" if split == "all" else split)
         if not (folder / "index.json").is_file():
             way_out = f"to make it, `python -m tools.offline {spec}` in a checkout"
             if spec == "glyphs":
@@ -68,6 +74,10 @@ def open_shard_source(spec: str, split: str) -> Shards | None:
             raise ValueError(f"source {spec!r} has no held-out split of its own: {way_out}")
         return open_shards(spec, spec[len("wds:") :])
     return None
+
+
+def _fetched_folder(spec: str, split: str) -> Path:
+    return data_folder() / "vision" / spec / split
 
 
 def open_images(
@@ -126,9 +136,21 @@ def class_names(spec: str) -> tuple[str, ...]:
         # All of them show the same letters.
         return tuple(read_object(BUILTIN / "index.json")["classes"])
     if spec.startswith("folder:"):
-        path = Path(spec[len("folder:") :]).expanduser()
-        return tuple(_visible_folders(path / "train") or _visible_folders(path))
+        path, order = _folder_options(spec)
+        folders = _visible_folders(path / "train") or _visible_folders(path)
+        return ordered_classes(folders, order or DEFAULT_ORDER)
+    if spec.startswith("wds:"):
+        return listed_classes(spec[len("wds:") :])
+    if spec in FETCHED:
+        return listed_classes(str(_fetched_folder(spec, "train")))
     return ()
+
+
+def _folder_options(spec: str) -> tuple[Path, str]:
+    """(path, order) of "folder:PATH?order=ORDER"; the order is "" without one."""
+    location, mark, query = spec[len("folder:") :].rpartition("?order=")
+    path = location if mark else query
+    return Path(path).expanduser(), query if mark else ""
 
 
 class BuiltinImages(ImageSet):
@@ -187,14 +209,15 @@ def _version(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _list_images(root: Path, classes: Sequence[str]) -> tuple[list[tuple[str, int]], list[Event]]:
-    """(path, label) of the images of every class, sorted by class, folder and name; and what is
-    left out."""
+def _list_images(
+    root: Path, labels: Mapping[str, int]
+) -> tuple[list[tuple[str, int]], list[Event]]:
+    """(path, label) of the images of every class folder, sorted by class, folder and name; and what
+    is left out."""
     samples: list[tuple[str, int]] = []
     problems: list[Event] = []
     # Paths of the images so far, and what they link to.
     listed: set[str] = set()
-    labels = {name: label for label, name in enumerate(classes)}
     for name in sorted(labels):
         top = os.path.join(root, name)
         for folder, subfolders, files in _walk(top):
@@ -259,15 +282,18 @@ def _digest_of_files(root: Path, samples: Sequence[tuple[str, int]], *, versions
 
 
 class FolderImages(ImageSet):
-    """A folder of class folders. Labels are the places of the class names in alphabetical order,
-    those of PATH/train."""
+    """A folder of class folders. Labels are the places of the class names, those of PATH/train, in
+    the order that the source names, by default by code points."""
 
     def __init__(
         self, spec: str, split: str, *, hold_out: bool, classes: Sequence[str] | None = None
     ) -> None:
-        path = Path(spec[len("folder:") :]).expanduser()
+        path, order = _folder_options(spec)
         if not path.is_dir():
-            raise FileNotFoundError(f"source {spec!r}: no folder {path}")
+            forms = (
+                f"; its options are '?{HELD_OUT}' and '?order=ORDER'" if "?" in str(path) else ""
+            )
+            raise FileNotFoundError(f"source {spec!r}: no folder {path}{forms}")
         train = path / "train"
         heldout = next((path / n for n in HELDOUT_NAMES if (path / n).is_dir()), None)
         # Without class folders in it, "train" is itself a class.
@@ -287,13 +313,14 @@ class FolderImages(ImageSet):
         if not names:
             raise FileNotFoundError(f"no class folder in {root}: expected {root}/CLASS/IMAGE")
         self.spec = spec
-        self.classes = tuple(classes if classes is not None else train_classes or names)
-        for name in names:
-            if name not in self.classes:
-                hint = did_you_mean(name, self.classes)
-                message = f"{root} has a class {name!r} that training does not have; {hint}"
-                raise ValueError(message.rstrip("; "))
-        samples, self.problems = _list_images(root, self.classes)
+        if classes is None:
+            self.classes = ordered_classes(train_classes or names, order or DEFAULT_ORDER)
+            self.sorted_by_name = not order
+        else:
+            self.classes = tuple(classes)
+        numbers = label_numbers(names, self.classes, source=str(root), model="training")
+        labels = dict(zip(names, numbers, strict=False))
+        samples, self.problems = _list_images(root, labels)
         empty = sorted(set(range(len(self.classes))) - {label for _, label in samples})
         self.problems += [("empty class", str(root / self.classes[label])) for label in empty]
         if root == path and hold_out and split != "all":

@@ -317,6 +317,29 @@ def test_oracle_reads_whole_pixels(opened, name):
         assert row["gain"] == pytest.approx(row[main] - best)
 
 
+class Turned(Oracle):
+    """Its classes are those of the scenes the other way round, behind the background."""
+
+    class_names = ("background", *"fedcba")
+
+    def forward(self, images):
+        logits = super().forward(images)
+        return torch.cat([logits[..., :1], logits[..., 1:].flip(-1)], -1)
+
+
+@pytest.mark.parametrize("name", ["find", "map"])
+def test_scenes_are_scored_by_name(opened, name):
+    """Categories become the model's by the names of classes; strangers are an error."""
+    scenes = opened().images
+    scenes.classes = tuple("abcdef")
+    evaluator, _, rows = measured(name, Turned(), sizes=(32, 64))
+    assert all(row[evaluator.main] == 1.0 for row in rows)
+    assert evaluator.identity(Turned())["labels"] == [5, 4, 3, 2, 1, 0]
+    assert "labels" not in evaluator.identity(Oracle())
+    scenes.classes = tuple("abcdeg")
+    refuses("does not have: 'g'", evaluator.cells, Turned())
+
+
 def test_ring_crop_is_control(opened):
     """Two pictures of 96 pixels with half circles; the window of 32 pixels round the closed ring
     holds the marked square."""

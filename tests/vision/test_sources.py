@@ -76,7 +76,7 @@ def test_what_a_folder_holds_out(tmp_path):
     ours = config(f"folder:{tmp_path}/a", heldout_source=f"folder:{tmp_path}/b")
     assert [label for _, label in stored(ours)] == [1, 1, 3, 3]
     write_folder(tmp_path / "b", "e", 1)
-    refuses("class 'e' that training does not have", opened, ours)
+    refuses("has a class that training does not have: 'e'", opened, ours)
 
 
 def test_folder_faults_are_counted(tmp_path):

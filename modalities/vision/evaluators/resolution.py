@@ -63,12 +63,8 @@ class Resolution(
 
     def identity(self, model: VisionTransformer) -> dict[str, object]:
         # "fit" and "scales" are of options that are gone; they stay for the cells that are stored.
-        return {
-            "images": self.heldout.fingerprint,
-            "mode": self.settings.mode,
-            "fit": "crop",
-            "scales": [],
-        }
+        settings = {"mode": self.settings.mode, "fit": "crop", "scales": []}
+        return super().identity(model) | settings
 
     def readings(self, model: VisionTransformer, shapes: list[Shape]) -> list[tuple[str, Shape]]:
         readings = super().readings(model, shapes)

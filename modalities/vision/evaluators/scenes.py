@@ -47,6 +47,7 @@ from modalities.results import CellValue, Row, Score
 from modalities.settings import check_choice, option
 from modalities.statistics import t_quantile
 from modalities.vision.changes import CHANGES, changed
+from modalities.vision.classes import renumbered
 from modalities.vision.config import TARGETS
 from modalities.vision.data import HeldoutImages, open_heldout
 from modalities.vision.errors import BadImage
@@ -170,7 +171,13 @@ class SceneEvaluator(ImageEvaluator[SceneSettings]):
         """The sizes too: multi_scale reads them all."""
         change: Row = {"change": self.settings.change} if self.settings.change else {}
         shapes = [list(shape) for shape in self.shapes(model)]
-        return change | {"pictures": self.heldout.fingerprint, "shapes": shapes}
+        pictures: Row = {"pictures": self.heldout.fingerprint, "shapes": shapes}
+        return change | pictures | self.label_identity(model)
+
+    def class_names(self, model: VisionTransformer) -> tuple[str, ...]:
+        """Without the background, which a model that answers for every token has first."""
+        names = super().class_names(model)
+        return names[model.config.num_classes - self._objects(model) :]
 
     @abstractmethod
     def merged(self, answers: list[Tensor], corners: np.ndarray, owner: np.ndarray) -> Tensor:
@@ -213,12 +220,14 @@ class SceneEvaluator(ImageEvaluator[SceneSettings]):
         scenes = self.heldout.items
         shapes = self.shapes(model)
         count = min(self.settings.samples or len(scenes), len(scenes))
+        labels = self.labels(model)
         self.check_reach(model, min(shapes[-1]), self.sides(model, count))
         cells = []
         for height, width in shapes:
             data = {
                 "shape": (height, width),
                 "read": [shape for shape in shapes if shape <= (height, width)],
+                "labels": labels,
             }
             for part in slices(count, CHUNK):
                 name = f"{height}x{width}/scenes={part.start}-{part.stop}"
@@ -235,7 +244,7 @@ class SceneEvaluator(ImageEvaluator[SceneSettings]):
         tallies: dict[str, list[list[float]]] = {name: [] for name in (*self.readings, "chance")}
         for place in cell.data["places"]:
             try:
-                canvas, small = self._canvases(model, place, shape)
+                canvas, small = self._canvases(model, place, shape, cell.data["labels"])
             except BadImage as error:
                 skipped[error.reason] += 1
                 continue
@@ -256,12 +265,13 @@ class SceneEvaluator(ImageEvaluator[SceneSettings]):
         }
 
     def _canvases(
-        self, model: VisionTransformer, place: int, shape: Shape
+        self, model: VisionTransformer, place: int, shape: Shape, labels: tuple[int, ...]
     ) -> tuple[Canvas, Canvas]:
-        """The canvas of `shape` on a picture, and that of the training size in it. Raises
-        BadImage."""
+        """The canvas of `shape` on a picture, and that of the training size in it, with the model's
+        numbers of classes. Raises BadImage."""
         image, objects = self.heldout.items[place]
         assert isinstance(objects, Objects)
+        objects = renumbered(objects, labels)
         if self.settings.change:
             image, objects = changed(image, objects, self.settings.change)
         trained = model.config.train_size
@@ -360,10 +370,12 @@ class SceneEvaluator(ImageEvaluator[SceneSettings]):
     def _classes(self, model: VisionTransformer) -> int:
         """Answers that the model has: to `find`, one that answers for every token has one fewer,
         that nothing is marked."""
+        return self._objects(model) if self.target == "marked" else model.config.num_classes
+
+    def _objects(self, model: VisionTransformer) -> int:
+        """Classes of objects: one that answers for every token has the background besides."""
         every_token = getattr(model.config, "global_pool", None) == ""
-        if self.target == "marked" and every_token:
-            return model.config.num_classes - 1
-        return model.config.num_classes
+        return model.config.num_classes - int(every_token)
 
     def rows(self, cells: Mapping[str, CellValue]) -> list[Row]:
         shapes = by_shape(cells.values())

@@ -165,13 +165,15 @@ class Evaluator(ABC, Generic[S, Model]):
 
     def identity(self, model: Model) -> Row:
         """What a cell's number depends on besides the model, the key of stored cells: by default
-        the held-out data and all settings but the source. Leave out what only decides which cells
-        there are."""
+        the bytes of the held-out data and all settings, the source by its name where there is no
+        `heldout`. Leave out what only decides which cells there are."""
         identity = dataclasses.asdict(self.settings)
         del identity["source"]
         del identity["batch_tokens"]
         if self.heldout:
             identity["heldout"] = self.heldout.fingerprint
+        elif self.source_name is not None:
+            identity["source"] = self.source_name
         return identity
 
     def points(self, model: Model) -> tuple[Place, ...]:

@@ -63,7 +63,8 @@ def test_rows_are_means():
         {"hue": 30, "value": 65.0, "list": [0.5, 15], "kind": "same", "label": None},
     ]
     evaluator = Hues(HueSettings(strength=0.25, source="x", batch_tokens=1, samples=3))
-    assert evaluator.identity(None) == {"strength": 0.25, "samples": 3}
+    assert evaluator.identity(None) == {"strength": 0.25, "samples": 3, "source": "x"}
+    assert Hues().identity(None) == {"strength": 0.5, "samples": None}
 
 
 def seed(label, group="g", trained_at=16, **columns):

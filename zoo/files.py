@@ -311,9 +311,9 @@ def read_json(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> Any:
         return parse_json(file.read(), str(path))
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_object(path: str | os.PathLike[str], *, most: int = LARGEST_JSON) -> dict[str, Any]:
     """The object of a JSON file, read as by `read_json`."""
-    value = read_json(path)
+    value = read_json(path, most=most)
     if not isinstance(value, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value

@@ -397,4 +397,6 @@ def open_heldout(
     for encoded in documents:
         content.append(len(encoded.tokens).to_bytes(8, "little"))
         content.append(encoded.tokens.tobytes())
+        # A tokenizer that normalises gives equal tokens for texts of other bytes.
+        content.append(encoded.text.encode("utf-8"))
     return Heldout(spec, fingerprint_of(content), documents)

@@ -11,7 +11,7 @@ from typing import Any
 from modalities.decoder.model import Decoder
 from modalities.evaluation import Evaluator, S
 from modalities.loading import Heldout
-from modalities.results import ModelResult
+from modalities.results import ModelResult, Row
 from modalities.settings import LengthSettings
 from modalities.text.config import DEFAULT_SOURCE
 from modalities.text.data import MOST_DOCUMENTS, EncodedDocument, open_heldout
@@ -44,6 +44,12 @@ class TextEvaluator(Evaluator[S, Decoder]):
             # That source is held out as a whole.
             split = "all"
         return open_heldout(self.text_name, model.config.tokenizer, split)
+
+    def identity(self, model: Decoder) -> Row:
+        """The documents in the model's tokens, and all settings but the source."""
+        identity = super().identity(model)
+        identity.pop("source", None)
+        return identity | {"text": self.heldout_for(model).fingerprint}
 
     def describe(self, documents: Sequence[EncodedDocument], length: int) -> int:
         """Set `data_line`: how many documents have `length` tokens, which it returns."""
@@ -107,6 +113,13 @@ class HaystackEvaluator(TextEvaluator[S]):
     def haystack(self, model: Decoder) -> Haystack:
         documents = self.heldout_for(model).items if self.filler == "text" else ()
         return _haystack(self.filler, model.config.tokenizer, documents)
+
+    def identity(self, model: Decoder) -> Row:
+        """The haystack in the model's tokens, and all settings but the source."""
+        # Filler that is no text reads no documents.
+        identity = Evaluator.identity(self, model)
+        identity.pop("source", None)
+        return identity | {"hay": self.haystack(model).fingerprint}
 
     def describe_hay(self, model: Decoder, length: int) -> None:
         """Set `data_line` for texts of up to `length` tokens."""

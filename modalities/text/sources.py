@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from modalities.digests import content_digests
 from modalities.sources import HashSplit, find_files, has_suffix
 from modalities.text.tasks import is_task, open_task
 from zoo.errors import did_you_mean, nearest, require
@@ -121,11 +122,10 @@ class FileSource(Source):
 
     def cache_key(self) -> str:
         parts = []
-        for path, options, every in self.parts:
-            stat = path.stat()
-            parts.append(
-                (path.name, stat.st_size, stat.st_mtime_ns, sorted(options.items()), every)
-            )
+        digests = content_digests(self.paths)
+        for (path, options, every), digest in zip(self.parts, digests, strict=True):
+            # The name says how the bytes are read.
+            parts.append((path.name, digest, sorted(options.items()), every))
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -6,8 +6,9 @@ and workers share an epoch by samples, so every shard's number of samples must b
 `index.json` beside the shards, {"classes": [NAME, …], "shards": [{"file", "samples", "sha256"},
 …]}, where only "file" and "samples" are needed, or from the headers of all.
 
-`tarfile` reads headers alone. It takes a damaged one for the end of an archive; here that is an
-error. webdataset's decoders, some of which unpickle, are not used.
+Hard links and symlinks are followed inside their shard. A sample whose picture or label is a link
+to something else is skipped. `tarfile` reads headers alone. It takes a damaged one for the end of
+an archive; here that is an error. webdataset's decoders, some of which unpickle, are not used.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ import json
 import os
 import re
 import tarfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import webdataset
 from webdataset.tariterators import base_plus_ext
 
+from modalities.digests import FileVersion, content_digests, file_version
 from modalities.vision.errors import BadImage
 from modalities.vision.images import EXTENSIONS, ImageSet
+from modalities.vision.links import Place, TarLinks
 from modalities.vision.objects import Objects, parse_objects
 from zoo.files import parse_json, read_json
 
@@ -38,58 +43,93 @@ _LABELS = ("cls", "json")
 # Bytes at the end of other members that their digest covers.
 _TAIL = 64
 
+# Among a sample's members, what its links to no file of the tar name; a name that no member has.
+_BROKEN = "__broken_link__"
+
 # The content of a sample's members by extension.
 Members = Mapping[str, bytes]
 
 
 class Sample(NamedTuple):
-    """Where a sample's members are in its shard: (offset, size) by extension."""
+    """Where a sample's members are in its shard: (offset, size) by extension; and its links that
+    lead to no file there."""
 
     path: Path
     key: str
-    places: dict[str, tuple[int, int]]
+    places: dict[str, Place]
+    broken: list[str]
+    version: FileVersion
 
     @property
     def name(self) -> str:
         return f"{self.path}:{self.key}"
 
     def load(self) -> Members:
+        """Raises ValueError where the shard is another one than that which was scanned."""
         with self.path.open("rb") as stream:
-            return {
+            version = file_version(stream.fileno())
+            # Some network file systems number an unchanged file anew.
+            if version[:2] != self.version[:2]:
+                raise ValueError(
+                    f"shard {self.path} changed while it was being read: start the command again"
+                )
+            members = {
                 name: os.pread(stream.fileno(), size, offset)
                 for name, (offset, size) in self.places.items()
             }
+        if self.broken:
+            members[_BROKEN] = ", ".join(self.broken).encode("utf-8", "surrogateescape")
+        return members
 
 
 def scan(path: Path) -> list[Sample]:
-    """The samples of a tar. Raises ValueError for one that is damaged, has a name twice, or a
-    sparse member."""
-    samples: list[Sample] = []
-    names: set[tuple[str, str]] = set()
+    """The samples of a tar; links are followed inside it. Raises ValueError for one that is
+    damaged, has a name twice, or a sparse member."""
     try:
-        with path.open("rb") as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                if member.issparse() or member.size < 0:
-                    raise tarfile.ReadError(
-                        f"{member.name[:80]!r} is a sparse file, or has no size"
-                    )
-                key, extension = base_plus_ext(member.name)
-                if not member.isreg() or _META.match(member.name) or key is None:
-                    continue
-                extension = extension.lower()
-                if (key, extension) in names:
-                    raise tarfile.ReadError(f"it has {member.name[:80]!r} twice")
-                names.add((key, extension))
-                if not samples or samples[-1].key != key:
-                    samples.append(Sample(path, key, {}))
-                samples[-1].places[extension] = (member.offset_data, member.size)
-            stream.seek(tar.offset)
-            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError(
-                    "a damaged header, or no end-of-archive mark: it is cut short"
-                )
+        with path.open("rb") as stream:
+            version = file_version(stream.fileno())
+            members = _read_headers(stream)
+        return _samples_of(path, members, version)
     except (tarfile.TarError, ValueError, OverflowError, IndexError, MemoryError) as error:
         raise ValueError(f"shard {path} cannot be read: {error}") from error
+
+
+def _read_headers(stream: IO[bytes]) -> list[tarfile.TarInfo]:
+    """The members of a tar. Raises tarfile.ReadError for a damaged one."""
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        members = list(tar)
+        stream.seek(tar.offset)
+        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("a damaged header, or no end-of-archive mark: it is cut short")
+    for member in members:
+        if member.issparse() or member.size < 0:
+            raise tarfile.ReadError(f"{member.name[:80]!r} is a sparse file, or has no size")
+    return members
+
+
+def _samples_of(
+    path: Path, members: Sequence[tarfile.TarInfo], version: FileVersion
+) -> list[Sample]:
+    links = TarLinks(members)
+    samples: list[Sample] = []
+    names: set[tuple[str, str]] = set()
+    for member in members:
+        is_link = member.islnk() or member.issym()
+        key, extension = base_plus_ext(member.name)
+        if not (member.isreg() or is_link) or _META.match(member.name) or key is None:
+            continue
+        extension = extension.lower()
+        if (key, extension) in names:
+            raise tarfile.ReadError(f"it has {member.name[:80]!r} twice")
+        names.add((key, extension))
+        if not samples or samples[-1].key != key:
+            samples.append(Sample(path, key, {}, [], version))
+        place = (member.offset_data, member.size)
+        target = links.place(member.name) if is_link else place
+        if target is None:
+            samples[-1].broken.append(f"{member.name[:80]} → {member.linkname[:80]}")
+        else:
+            samples[-1].places[extension] = target
     return samples
 
 
@@ -103,7 +143,11 @@ class Entry(NamedTuple):
 
 class Shards(ImageSet):
     """Shards with their sizes; samples are numbered in shard order. classes: where an index has
-    them."""
+    them.
+
+    fingerprint: of `indexed` shards of their bytes; else of what an index says, or of members'
+    names, sizes and labels, which costs little where training streams large shards.
+    """
 
     def __init__(
         self, spec: str, entries: Mapping[Path, Entry], classes: Sequence[str] = ()
@@ -112,15 +156,18 @@ class Shards(ImageSet):
         self.files = tuple(entries)
         self.classes = tuple(classes) or None
         self.counts = tuple(entry.samples for entry in entries.values())
-        contents = [
-            [entry.file, entry.samples, entry.sha256 or _digest(path)]
-            for path, entry in entries.items()
-        ]
-        listing = json.dumps(contents).encode()
-        self.fingerprint = hashlib.blake2b(listing, digest_size=16).hexdigest()
+        self._entries = tuple(entries.values())
         self._samples: list[Sample] = []
         if not sum(self.counts):
             raise ValueError(f"source {spec!r}: its {len(entries)} shards hold no sample")
+
+    @cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        contents = [
+            [entry.file, entry.samples, entry.sha256 or _digest_of_members(path)]
+            for path, entry in zip(self.files, self._entries, strict=True)
+        ]
+        return _digest_of(contents)
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -137,9 +184,19 @@ class Shards(ImageSet):
 
     def indexed(self) -> Shards:
         """These shards with the places of all samples read, which reading by index needs."""
+        digests = content_digests(self.files)
         self._samples = []
-        for shard in range(len(self.files)):
-            self._samples += self.samples(shard)
+        for shard, digest in enumerate(digests):
+            samples = self.samples(shard)
+            self._samples += samples
+            stated = self._entries[shard].sha256
+            if stated and stated.lower() != digest:
+                warnings.warn(
+                    f"shard {self.files[shard]} has another SHA-256 than its index says: it was "
+                    "replaced or damaged, or the index is old",
+                    stacklevel=2,
+                )
+        self.fingerprint = _digest_of([*zip(self.counts, digests, strict=True)])
         return self
 
     def stream(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, str, Members]]:
@@ -240,14 +297,18 @@ def _check_entry(entry: Entry) -> None:
         raise ValueError(f"{row}: expected a tar's name, 0 to {MOST_SAMPLES:,} and hex digits")
 
 
-def _digest(path: Path) -> str:
+def _digest_of(facts: object) -> str:
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def _digest_of_members(path: Path) -> str:
     """Of member names and sizes, labels, and the last bytes of other members: cheaper than the
     whole file."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as stream:
         for sample in scan(path):
             sizes = {name: size for name, (_, size) in sample.places.items()}
-            digest.update(json.dumps([sample.key, sizes]).encode() + b"\n")
+            digest.update(json.dumps([sample.key, sizes, *sample.broken]).encode() + b"\n")
             for name, (start, size) in sorted(sample.places.items()):
                 tail = size if name in _LABELS else min(size, _TAIL)
                 digest.update(os.pread(stream.fileno(), tail, start + size - tail))
@@ -269,7 +330,14 @@ def sample_image(members: Members) -> bytes:
         suffix = "." + extension.rpartition(".")[2]
         if suffix in EXTENSIONS and not extension.startswith("mask."):
             return data
-    raise BadImage("no image")
+    raise _missing(members, "no image")
+
+
+def _missing(members: Members, reason: str) -> BadImage:
+    """The error for a sample that lacks a member, as a link may have named it."""
+    if _BROKEN not in members:
+        return BadImage(reason)
+    return BadImage("broken link in the tar", members[_BROKEN].decode("utf-8", "replace"))
 
 
 def read_label(members: Members) -> int:
@@ -278,14 +346,17 @@ def read_label(members: Members) -> int:
     if isinstance(label, bytes):
         with contextlib.suppress(ValueError):
             label = int(label)
+    if label is None:
+        raise _missing(members, "no label")
     # Not `isinstance`, to which True is an int.
     if type(label) is not int:
-        reason = "no label" if label is None else "bad label"
-        raise BadImage(reason, f"{label!r} is not a whole number")
+        raise BadImage("bad label", f"{label!r} is not a whole number")
     return label
 
 
 def read_objects(members: Members) -> Objects:
     """The objects of a sample: "objects" and "group" of its `.json` member. Raises BadImage."""
     fields = _fields(members)
+    if "json" not in members and _BROKEN in members:
+        raise _missing(members, "no objects")
     return parse_objects(fields.get("objects"), fields.get("group"))

@@ -27,12 +27,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
 from PIL import Image
 
 from modalities.classes import label_numbers
+from modalities.digests import content_digests
 from modalities.encoder.items import Event, digest_of
 from modalities.vision.classes import ordered_classes
 from modalities.vision.errors import BadImage
@@ -54,6 +56,8 @@ BUILTIN_SIZES = {"train": (64,), "heldout": (64, 384)}
 HELD_OUT = "split=heldout"
 # In which classes of folders are numbered where the source does not say.
 DEFAULT_ORDER = "torchvision"
+# Rows of a dataset that are looked through at once.
+_ROWS = 256
 _FORMS = (*FETCHED, "glyphs-builtin", "folder:PATH", "wds:PATTERN", "hf:NAME")
 
 
@@ -203,12 +207,6 @@ def _visible_folders(folder: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
 
-def _version(path: str) -> tuple[int, int]:
-    """(size in bytes, time of the last change) of a file."""
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns
-
-
 def _list_images(
     root: Path, labels: Mapping[str, int]
 ) -> tuple[list[tuple[str, int]], list[Event]]:
@@ -273,11 +271,15 @@ def _relative(root: Path, file: str) -> str:
     return os.path.relpath(file, root).replace(os.sep, "/")
 
 
-def _digest_of_files(root: Path, samples: Sequence[tuple[str, int]], *, versions: bool) -> str:
-    """Of names and labels; with `versions` also of sizes and times. Of a training set the names
-    suffice: a stat of every file would take minutes."""
+def _digest_of_files(root: Path, samples: Sequence[tuple[str, int]], *, contents: bool) -> str:
+    """Of names and labels; with `contents` also of the bytes, which stored cells are keyed by. Of a
+    training set the names suffice: to read every file would take hours."""
+    digests: Sequence[str | int] = [0] * len(samples)
+    if contents:
+        digests = content_digests(file for file, _ in samples)
     return digest_of(
-        (_relative(root, file), label, _version(file) if versions else 0) for file, label in samples
+        (_relative(root, file), label, digest)
+        for (file, label), digest in zip(samples, digests, strict=True)
     )
 
 
@@ -329,7 +331,7 @@ class FolderImages(ImageSet):
             samples = [samples[place] for place in places]
         if not samples:
             raise ValueError(f"source {spec!r}: no image for split {split!r} in {root}")
-        self.fingerprint = _digest_of_files(root, samples, versions=split != "train")
+        self.fingerprint = _digest_of_files(root, samples, contents=split != "train")
         # In one buffer: forked workers share it, while they would copy a list of objects page by
         # page.
         self.paths = np.array([os.fsencode(file) for file, _ in samples])
@@ -407,9 +409,12 @@ class HFImages(ImageSet):
         self.classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
         encoded = data.cast_column(self.image, datasets.Image(decode=False))
         self.data = encoded.select_columns([self.image, self.label])
-        self.fingerprint = digest_of(
-            [name, config or None, self.split, len(data), self.data._fingerprint]
-        )
+        facts = [name, config or None, self.split, len(data), self.data._fingerprint]
+        if split != "train":
+            # `datasets` takes its fingerprint from a file beside the rows, and knows nothing of
+            # pictures that rows only name.
+            facts += _digests_of_rows(self.data, self.image)
+        self.fingerprint = digest_of(facts)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -430,6 +435,20 @@ class HFImages(ImageSet):
 
     def name(self, index: int) -> str:
         return f"{self.spec}[{self.split}][{index}]"
+
+
+def _digests_of_rows(data: Any, image: str) -> list[str]:
+    """Digests of the files that the rows are in, and of the pictures that they name; of rows in
+    memory, of the rows themselves."""
+    stored = [file["filename"] for file in data.cache_files]
+    if not stored:
+        return [digest_of(data[row] for row in range(len(data)))]
+    named: list[str] = []
+    for column in data.with_format("arrow").iter(_ROWS):
+        pictures = column[image].combine_chunks()
+        paths = pictures.field("path").filter(pictures.field("bytes").is_null())
+        named += [path for path in paths.to_pylist() if path and os.path.isfile(path)]
+    return content_digests([*stored, *named])
 
 
 def _heldout_split(splits: Mapping[str, object], named_split: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +211,20 @@ def test_cache_notices_changes(tmp_path):
         != first.fingerprint
     )
     assert len(list(cache.iterdir())) == 2
+
+
+def test_cache_is_of_bytes(tmp_path):
+    """Another file of the same name, size and time has tokens of its own."""
+    cache = tmp_path / "cache"
+    rows = []
+    for turn in ("a", "b"):
+        (tmp_path / turn).mkdir()
+        path = write_jsonl(tmp_path / turn / "x.jsonl", [{"text": turn * 9}])
+        os.utime(path, ns=(10**18, 10**18))
+        source = open_source(str(path))
+        tokens = tokenize_corpus(source, BYTES, split="all", cache_dir=cache).tokens
+        rows.append(tokens.tolist())
+    assert rows[0] != rows[1]
 
 
 def test_damaged_cache_is_rebuilt(tmp_path):

@@ -196,7 +196,8 @@ class Shards(ImageSet):
                     "replaced or damaged, or the index is old",
                     stacklevel=2,
                 )
-        self.fingerprint = _digest_of([*zip(self.counts, digests, strict=True)])
+        # Classes are compared by name: other names are other labels.
+        self.fingerprint = _digest_of([self.classes, self.counts, digests])
         return self
 
     def stream(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, str, Members]]:

@@ -413,7 +413,7 @@ class HFImages(ImageSet):
         if split != "train":
             # `datasets` takes its fingerprint from a file beside the rows, and knows nothing of
             # pictures that rows only name.
-            facts += _digests_of_rows(self.data, self.image)
+            facts += [self.classes, *_digests_of_rows(self.data, self.image)]
         self.fingerprint = digest_of(facts)
 
     def __len__(self) -> int:

@@ -172,6 +172,15 @@ def test_old_index_is_not_trusted(tmp_path):
     assert opened(f"wds:{path}").fingerprint == second
 
 
+def test_classes_are_part_of_the_key(tmp_path):
+    """Labels mean what the index calls them."""
+    prints = {
+        opened(f"wds:{write_shards(tmp_path, [3], classes=names)}").fingerprint
+        for names in ("abc", "cba")
+    }
+    assert len(prints) == 2
+
+
 def test_shard_replaced_while_read(tmp_path):
     """Places in a tar are of the tar that was scanned."""
     spec = f"wds:{write_shards(tmp_path, [3])}"

@@ -2,7 +2,8 @@
 
 A word is a name of the registry (text_ggd_tiny), a name with weights (text_ggd_tiny.facts), a run
 folder, a folder of `save_pretrained` or one that holds it as model/, a model of another library
-(hf:NAME, timm:NAME), or a baseline. Shell patterns stand for names with weights and for baselines.
+(hf:NAME, timm:NAME, or the folder of one), or a baseline. Shell patterns stand for names with
+weights and for baselines.
 """
 
 from __future__ import annotations
@@ -242,6 +243,14 @@ def _loader(read: Callable[[], Any], *, trained: bool) -> Callable[..., tuple[An
 # folders
 
 
+def _library(folder: Path) -> str:
+    """The prefix of the library that wrote a folder's config.json; "" for one of none."""
+    config = read_object(folder / "config.json")
+    if "architecture" in config:
+        return "timm"
+    return "hf" if "model_type" in config else ""
+
+
 def _folder(word: str) -> NamedModel:
     """A run folder, or a saved model's."""
     name = plain_name(word)
@@ -249,8 +258,12 @@ def _folder(word: str) -> NamedModel:
     if not (path / "recipe.json").exists():
         for folder in (path, path / "model"):
             if (folder / "config.json").exists():
-                # load_model says why where the modality is unknown.
                 modality = saved_modality(folder) or ""
+                library = "" if modality else _library(folder)
+                outside = find_outside(f"{library}:{folder}") if library else None
+                if outside:
+                    return _outside(f"{library}:{word}", *outside)
+                # load_model says why where the modality is unknown.
                 load = _loader(partial(load_model, folder), trained=True)
                 return NamedModel("saved", name, path.name, modality, load)
     recipe = run_recipe(word)
@@ -283,6 +296,7 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
             hooks[modality.name] = modality.outside[prefix]
     if not hooks:
         return None
+    _refuse_image_model(word, name)
     first, colon, rest = name.partition(":")
     if colon and first in hooks:
         return first, hooks[first], rest
@@ -294,6 +308,20 @@ def find_outside(word: str) -> tuple[str, Outside, str] | None:
         raise CommandError(f"{word!r} seems to read none of {', '.join(hooks)}; to insist, {forms}")
     best = max(claims, key=claims.__getitem__)
     return best, hooks[best], name
+
+
+def _refuse_image_model(word: str, folder: str) -> None:
+    """CommandError for a folder of an image model of transformers, which no evaluator reads."""
+    file = Path(folder) / "config.json"
+    if not word.startswith("hf:") or not file.is_file():
+        return
+    config = read_object(file)
+    if "image_size" in config and "vocab_size" not in config:
+        kinds = ", ".join(map(str, config.get("architectures") or ())) or "a model"
+        raise CommandError(
+            f"{word!r} holds {kinds} of transformers, which reads images; "
+            "expected an image model of the zoo or of timm"
+        )
 
 
 def _outside(word: str, modality: str, hook: Outside, inner_name: str) -> NamedModel:

@@ -2,9 +2,11 @@
 
     priorzoo predict vision_goat_ssmax_tiny_patch8.glyphs letter.png
     priorzoo predict RUN_DIR *.png --top 3 --size 96
+    priorzoo predict timm:NAME@CHECKPOINT *.png
 
-The model is a name with weights, a run folder or a saved model's folder. An image's largest central
-window is resized to the training size, or to --size. Exit codes: 0 done, 2 the request cannot be
+The model is a name with weights, a run folder, a saved model's folder, or a classifier of timm. An
+image's largest central window is resized to the training size, or to --size; a model of timm has
+timm's own preparation. Exit codes: 0 done, 2 the request cannot be
 served as written.
 """
 
@@ -39,7 +41,10 @@ def predict_command(
             raise CommandError(f"{image!r} is no file")
     named, model = load_trained(name, device, import_)
     if not isinstance(model, Classifier):
-        raise CommandError(f"{named.label} has no classes: models of {named.modality} name nothing")
+        raise CommandError(
+            f"{named.label} names no classes: it is a model of {named.modality}; expected a "
+            "classifier of images"
+        )
     read = f"{size} pixels" if size else "the training size (larger: --size)"
     table = Table(title=f"{named.label}, read at {read}", title_justify="left")
     table.add_column("image", overflow="fold")

@@ -132,13 +132,13 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
         return cells
 
     def _check_classes(self, model: Grid) -> None:
-        """ValueError for a source of other classes; where names are unknown their number
-        decides."""
-        classes = self.heldout.items.classes
-        if self.class_names(model):
-            self.labels(model)
-        elif classes and len(classes) != model.config.num_classes:
-            listed = f"{len(classes)} classes and the model {model.config.num_classes}"
+        """ValueError for a source of other classes; where names are unknown their count decides."""
+        items = self.heldout.items
+        self.labels(model)
+        names = self.assumed_names(model) if items.items.classes else ()
+        count = len(names or items.classes)
+        if count and count != model.config.num_classes:
+            listed = f"{count} classes and the model {model.config.num_classes}"
             items = self.items_name
             way_out = (
                 f"only {items} of the model's own classes can be scored: give --source such {items}"

@@ -120,24 +120,25 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
         """The names of the model's classes as sources call them; () where they are unknown."""
         return known_names(model)
 
+    def assumed_names(self, model: Grid) -> tuple[str, ...]:
+        """`class_names`, or those that the library of a model without names would give it on this
+        source (`assume_names`)."""
+        items = self.heldout.items.items
+        names = self.class_names(model)
+        assume_names = getattr(model, "assume_names", None)
+        if names or not items.classes or assume_names is None:
+            return names
+        return assume_names(items.classes, items.class_order)
+
     def labels(self, model: Grid) -> tuple[int, ...]:
         """By label of the source, the model's number of the class of that name; () where labels are
-        the model's numbers. ValueError for classes that the model does not have.
-
-        For a model without names, classes that no list of the source orders are in the order of the
-        model's library (`sort_classes`).
-        """
-        items = self.heldout.items.items
-        if not items.classes:
-            return ()
-        names = self.class_names(model)
-        sort_classes = getattr(model, "sort_classes", None)
-        if not names and items.sorted_by_name and sort_classes:
-            names = sort_classes(items.classes)
-        if not names:
+        the model's numbers. ValueError for classes that the model does not have."""
+        classes = self.heldout.items.items.classes
+        names = self.assumed_names(model)
+        if not classes or not names:
             return ()
         source = f"source {self.heldout.name!r}"
-        return label_numbers(items.classes, names, source=source, model="the model")
+        return label_numbers(classes, names, source=source, model="the model")
 
     def label_identity(self, model: Grid) -> dict[str, object]:
         """What cells are keyed by besides the items: labels that are not the model's numbers."""
@@ -147,9 +148,8 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
     def model_note(self, model: Grid) -> str:
         """How the classes of the source become the model's, where names leave that open, and which
         of the model's are missing."""
-        items = self.heldout.items.items
+        classes = self.heldout.items.items.classes
         names = self.class_names(model)
-        classes = items.classes
         if not names and not classes:
             return ""
         source = self.heldout.name
@@ -158,20 +158,21 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
                 f"{source} has no names of classes: its labels are taken as the model's numbers, "
                 f"0… for {listing(names)}"
             )
-        if names:
-            missing = len(names) - len(classes)
-            shares = f"{source} has {len(classes)} of the model's {len(names)} classes"
-            return f"{shares}; it answers among all of them" if missing else ""
-        return self.nameless_note(model)
+        order = "" if names else self.order_note(model)
+        names = names or self.assumed_names(model) or classes
+        missing = len(names) - len(classes)
+        shares = f"{source} has {len(classes)} of the model's {len(names)} classes"
+        few = f"{shares}; it answers among all of them" if missing else ""
+        return "; ".join(filter(None, (order, few)))
 
-    def nameless_note(self, model: Grid) -> str:
-        """What numbers mean for a model that has no names, by the source's list of classes."""
-        classes = self.heldout.items.items.classes
-        source = self.heldout.name
-        return (
-            f"the model has no names of classes: its numbers are taken in the order of {source}, "
-            f"0… for {listing(classes)}"
-        )
+    def order_note(self, model: Grid) -> str:
+        """What the numbers of a model without names are taken for."""
+        names = self.assumed_names(model)
+        order = f"in the order of {self.heldout.name}"
+        if names:
+            order = "as its library has them"
+        classes = listing(names or self.heldout.items.items.classes)
+        return f"the model has no names of classes: its numbers are taken {order}, 0… for {classes}"
 
     def size_of(self, shape: Shape) -> int:
         """The size of a shape, as settings, rows and figures count it."""

@@ -65,7 +65,8 @@ class ItemSet:
     fingerprint: changes with the items; kept in saved states and the key of stored cells.
     problems: events of listing the items.
     among: items that the held-out tenth was chosen from by name; 0: all are here.
-    sorted_by_name: whether no list gives the classes their order, which is that of their names.
+    class_order: what orders the classes: "listed" is a list of the source's, "sorted" that of their
+        names, "chosen" an order that the user named.
     """
 
     spec: str
@@ -73,7 +74,7 @@ class ItemSet:
     fingerprint: str
     problems: Sequence[Event] = ()
     among: int = 0
-    sorted_by_name: bool = False
+    class_order: str = "listed"
 
     def __len__(self) -> int:
         raise NotImplementedError

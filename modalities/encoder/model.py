@@ -8,6 +8,7 @@ or not, at every call; nothing is resized.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import cast
@@ -171,12 +172,7 @@ class GridTransformer(ZooModel):
                     "the model has no class token"
                 )
             logits = logits[0]
-        names = self.class_names
-        if len(names) != self.num_classes:
-            names = tuple(str(label) for label in range(self.num_classes))
-        shares = logits.double().softmax(-1)
-        order = shares.argsort(descending=True, stable=True).tolist()
-        return [(names[label], shares[label].item()) for label in order]
+        return rank_classes(logits, self.class_names)
 
     def replaceable_parameters(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.startswith("head.")}
@@ -255,6 +251,16 @@ class GridTransformer(ZooModel):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
+
+
+def rank_classes(logits: Tensor, names: Sequence[str]) -> list[tuple[str, float]]:
+    """Every class, by its name or its number where there are not as many names, and its
+    probability, likeliest first, from (num_classes,) logits."""
+    if len(names) != len(logits):
+        names = [str(label) for label in range(len(logits))]
+    shares = logits.double().softmax(-1)
+    order = shares.argsort(descending=True, stable=True).tolist()
+    return [(names[label], shares[label].item()) for label in order]
 
 
 def _position(config: GridConfig, method: str, options: Options, layer: int) -> LayerPosition:

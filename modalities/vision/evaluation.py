@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from modalities.classes import listing
 from modalities.encoder.config import Shape
 from modalities.encoder.evaluation import SizeEvaluator, SizeSettings
 from modalities.loading import Heldout
 from modalities.results import Axis
 from modalities.settings import counts, option
+from modalities.vision.classes import ORDERS, sort_classes
 from modalities.vision.config import VisionDataConfig
 from modalities.vision.data import (
     DEFAULT_SOURCE,
@@ -22,7 +24,7 @@ from modalities.vision.data import (
 )
 from modalities.vision.images import MAX_PIXELS
 from modalities.vision.model import VisionTransformer
-from modalities.vision.sources import HELD_OUT
+from modalities.vision.sources import DEFAULT_ORDER, HELD_OUT
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,22 @@ class ImageEvaluator(SizeEvaluator[Sizes, VisionTransformer]):
         joint = "&" if "?" in source else "?"
         part = f"{len(images):,} of the {images.among:,} pictures of {source} are held out"
         return f"{part}; '{source}{joint}{HELD_OUT}' is all of them"
+
+    def order_note(self, model: VisionTransformer) -> str:
+        """Of class folders also the orders that a source can name."""
+        classes = self.heldout.items.images.classes or ()
+        names = self.assumed_names(model)
+        folders = self.heldout.items.images.class_order == "sorted"
+        if not folders or len(names or classes) != len(classes):
+            return super().order_note(model)
+        library = "timm" if names else DEFAULT_ORDER
+        other = next(order for order in ORDERS if order != library)
+        source = self.heldout.name
+        option = f"{source}{'&' if '?' in source else '?'}order"
+        way_out = f"'{option}=FILE' as a file with a class a line"
+        if sort_classes(classes, other) != (names or classes):
+            way_out = f"'{option}={other}' numbers them as {other} does, {way_out}"
+        return (
+            f"the model has no names of classes: folders are numbered as {library} does, "
+            f"0… for {listing(names or classes)}; {way_out}"
+        )

@@ -317,7 +317,7 @@ class FolderImages(ImageSet):
         self.spec = spec
         if classes is None:
             self.classes = ordered_classes(train_classes or names, order or DEFAULT_ORDER)
-            self.sorted_by_name = not order
+            self.class_order = "chosen" if order else "sorted"
         else:
             self.classes = tuple(classes)
         numbers = label_numbers(names, self.classes, source=str(root), model="training")

@@ -76,7 +76,7 @@ print("loaded", *sys.modules)
         (["generate", GLYPHS, "a"], ["vision_goat", "text and dna"]),
         (["generate", "dna_goat_tiny.genomes", "PROTEIN"], ["letter 0", "'P'"]),
         (["generate", "text_ggd_tiny.facts", "a", "--top-p", "2"], ["top_p", "2.0"]),
-        (["predict", "text_ggd_tiny.facts", __file__], ["models of text name nothing"]),
+        (["predict", "text_ggd_tiny.facts", __file__], ["names no classes: it is a model of text"]),
         (["predict", GLYPHS, "none.png"], ["none.png"]),
         (
             ["plot-prior", "text_ggd_tiny", "--out", f"{__file__}/x.png"],

@@ -164,7 +164,8 @@ def load(folder: Path, **kwargs: Any) -> VisionTransformer:
         **config["model_args"],
         **kwargs,
     }
-    model: Any = timm.create_model(config["architecture"], **arguments)
+    # With the preparation of images and the names of classes that the folder says.
+    model: Any = timm.create_model(f"local-dir:{folder}", **arguments)
     adapt(model, Request(**config[RECORD]))
     model.load_state_dict(read_tensors(folder / "model.safetensors"))
     if classes != config["num_classes"]:

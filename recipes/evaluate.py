@@ -20,8 +20,9 @@
 The last argument names the evaluators, comma-separated or "all"; the others name models of one
 modality: registry names, patterns of names with weights, run or saved-model folders, baselines, or
 models of other libraries: hf:NAME, a folder or a name of the hub, whose tokenizer tells text from
-DNA (hf:text:NAME and hf:dna:NAME insist), and timm:NAME[@CHECKPOINT], untrained without a file.
-Lengths are in the model's own tokens, of DNA in bases.
+DNA (hf:text:NAME and hf:dna:NAME insist), and timm:NAME[@CHECKPOINT], untrained without a file, or
+timm:FOLDER, which timm's save_for_hf or zoo.save_adapted wrote. Lengths are in the model's own
+tokens, of DNA in bases.
 
 The options of evaluators are below where a model is named: `priorzoo evaluate MODEL EVAL --help`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,9 @@ class OutsideClassifier(nn.Module):
         """
         if order == "chosen":
             return ()
-        subset = infer_imagenet_subset(self.model)
-        if subset:
-            synsets = ImageNetInfo(subset).label_names()
-            if {*classes} <= {*synsets}:
-                return tuple(synsets)
+        synsets = _synsets(infer_imagenet_subset(self.model))
+        if {*classes} <= {*synsets}:
+            return synsets
         return sort_classes(classes, "timm") if order == "sorted" else ()
 
     def pixels(
@@ -147,6 +146,12 @@ class OutsideClassifier(nn.Module):
             f"timm:{config.name} takes images of {trained} alone, not {shape[0]}×{shape[1]}: "
             f"{way_out}"
         )
+
+
+@lru_cache(maxsize=1)
+def _synsets(subset: str | None) -> tuple[str, ...]:
+    """The WordNet ids of a set of ImageNet by number; () for none."""
+    return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
 def _load(word: str) -> tuple[nn.Module, bool]:

@@ -111,8 +111,8 @@ def renumber(images: ImageSet, classes: Sequence[str], *, trained: str) -> Image
     itself where they are its own. ValueError for classes of other names."""
     if not images.classes:
         return images
-    source = f"heldout_source {images.spec!r}"
-    owner = f"source {trained!r}"
+    source = f"the held-out part of {images.spec!r}"
+    owner = f"the training source {trained!r}"
     numbers = label_numbers(images.classes, classes, source=source, model=owner)
     if is_identity(numbers) and len(images.classes) == len(classes):
         return images

@@ -84,12 +84,13 @@ def _stored_size(config: VisionDataConfig) -> int:
 def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
     """The held-out images of a config, with labels of the training source: by name where both list
     their classes."""
-    if config.heldout_source is None:
-        return open_images(config.source, "heldout", size=size)
     trained = _training_classes(config.source)
-    # Folders count training's classes that they lack.
-    folder_classes = trained or None if _folders(config) else None
-    images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
+    if config.heldout_source is None:
+        images = open_images(config.source, "heldout", size=size)
+    else:
+        # Folders count training's classes that they lack.
+        folder_classes = trained or None if _folders(config) else None
+        images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
     return renumber(images, trained, trained=config.source) if trained else images
 
 

@@ -34,7 +34,7 @@ from modalities.vision.errors import BadImage
 from modalities.vision.images import decode_image, reduced, to_rgb
 from modalities.vision.model import VisionTransformer
 from zoo.adapters import is_adapted, load_adapted
-from zoo.errors import did_you_mean, nearest
+from zoo.errors import did_you_mean
 from zoo.files import read_object
 
 
@@ -200,8 +200,8 @@ def _check_name(name: str) -> None:
     """ValueError for what is no architecture of timm's."""
     architectures = timm.list_models()
     if name.partition(".")[0] not in architectures:
-        hint = nearest(name, architectures)
-        raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {hint}")
+        hint = did_you_mean(name, architectures, cutoff=0.5) or "timm.list_models() lists them"
+        raise ValueError(f"timm:{name}: no such model in timm {timm.__version__}; {hint.strip()}")
 
 
 def _config_beside(word: str, path: Path | None) -> Options:

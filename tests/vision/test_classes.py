@@ -112,6 +112,21 @@ def test_dataset_classes_are_compared(tmp_path):
     assert loader.class_names == ("c", "a", "b")
 
 
+def test_parts_of_dataset_are_compared(tmp_path):
+    """The held-out part of a dataset has the numbers of its training part."""
+    datasets = pytest.importorskip("datasets")
+    parts = datasets.DatasetDict()
+    for part, names in (("train", "abc"), ("test", "ca")):
+        features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(names))}
+        rows = {"image": [letter(name) for name in names], "label": list(names)}
+        parts[part] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    parts.save_to_disk(str(tmp_path / "data"))
+    items = opened(config(f"hf:{tmp_path / 'data'}", num_classes=3)).items
+    assert items.classes == ["a", "b", "c"]
+    reds = {label: picture.getpixel((0, 0))[0] for picture, label in map(items.__getitem__, (0, 1))}
+    assert reds == {0: 20, 2: 100}
+
+
 def test_cells_are_keyed_by_mapping(tmp_path):
     """Other numbers are other cells; equal lists keep the key they had."""
     source = write_letter_shard(tmp_path / "shard", "cba")

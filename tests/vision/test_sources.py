@@ -45,7 +45,7 @@ def test_unknown_sources(tmp_path, monkeypatch):
     ):
         refuses(message, open_images, spec, "all", error=(ValueError, FileNotFoundError))
     assert not (tmp_path / "ran").exists()
-    write_shards(tmp_path / "vision/glyphs/heldout", [5])
+    write_shards(tmp_path / "vision/glyphs/heldout", [5], class_names("glyphs"))
     assert len(opened("glyphs").items) == len(opened(config("glyphs")).items) == 5
 
 

@@ -139,11 +139,7 @@ class SizeAccuracy(SizeEvaluator[Sizes, Grid]):
         count = len(names or items.classes)
         if count and count != model.config.num_classes:
             listed = f"{count} classes and the model {model.config.num_classes}"
-            items = self.items_name
-            way_out = (
-                f"only {items} of the model's own classes can be scored: give --source such {items}"
-            )
-            raise ValueError(f"source {self.heldout.name!r} has {listed}; {way_out}")
+            raise ValueError(f"source {self.heldout.name!r} has {listed}; {self.class_way_out}")
 
     @torch.inference_mode()
     def measure(self, model: Grid, cell: Cell) -> CellValue:

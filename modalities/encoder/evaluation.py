@@ -174,6 +174,12 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
         classes = listing(names or self.heldout.items.items.classes)
         return f"the model has no names of classes: its numbers are taken {order}, 0… for {classes}"
 
+    @property
+    def class_way_out(self) -> str:
+        """What to do about a source with another number of classes than a model without names."""
+        items = self.items_name
+        return f"only {items} of the model's own classes can be scored: give --source such {items}"
+
     def size_of(self, shape: Shape) -> int:
         """The size of a shape, as settings, rows and figures count it."""
         return shape[1] if self.grows == "width" else min(shape)

@@ -8,6 +8,7 @@ num_classes). In held-out passes the target of a place that does not count is âˆ
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -24,6 +25,7 @@ from modalities.vision.objects import Objects
 from modalities.vision.samples import ImageSamples, ShardStream
 from modalities.vision.sources import class_names, open_images, open_shard_source
 
+_log = logging.getLogger(__name__)
 DEFAULT_SOURCE = "glyphs-builtin"
 # Settings on which held-out images depend.
 DECIDING = ("source", "heldout_source", "num_classes", "target")
@@ -69,6 +71,8 @@ def build_heldout(
     share = _with_defaults(config, share)
     images = _heldout(config, size=_stored_size(config))
     _check_classes(config, images.classes)
+    if share["rank"] == 0:
+        _warn_of_numbers(config, images)
     return IndexedLoader(ImageSamples(images, config, train=False), micro_batch, **share)
 
 
@@ -92,6 +96,15 @@ def _heldout(config: VisionDataConfig, *, size: int) -> ImageSet:
         folder_classes = trained or None if _folders(config) else None
         images = open_images(config.heldout_source, "all", size=size, classes=folder_classes)
     return renumber(images, trained, trained=config.source) if trained else images
+
+
+def _warn_of_numbers(config: VisionDataConfig, images: ImageSet) -> None:
+    """Log that labels cannot be compared by name, where one of two sources has no names."""
+    if config.heldout_source is None:
+        return
+    if bool(images.classes) != bool(_training_classes(config.source)):
+        sources = f"source {config.source!r} and heldout_source {config.heldout_source!r}"
+        _log.warning("one of %s has no names of classes: labels are compared by number", sources)
 
 
 def _training_classes(source: str) -> tuple[str, ...]:

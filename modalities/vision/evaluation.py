@@ -84,6 +84,19 @@ class ImageEvaluator(SizeEvaluator[Sizes, VisionTransformer]):
         part = f"{len(images):,} of the {images.among:,} pictures of {source} are held out"
         return f"{part}; '{source}{joint}{HELD_OUT}' is all of them"
 
+    def _order_option(self) -> str:
+        """The source as far as the option that orders its folders."""
+        source = self.heldout.name
+        return f"{source}{'&' if '?' in source else '?'}order"
+
+    @property
+    def class_way_out(self) -> str:
+        """Of class folders also the file that lists all of the model's classes."""
+        if self.heldout.items.images.class_order != "sorted":
+            return super().class_way_out
+        file = f"'{self._order_option()}=FILE'"
+        return f"{super().class_way_out}, or list all of its classes in a file, {file}"
+
     def order_note(self, model: VisionTransformer) -> str:
         """Of class folders also the orders that a source can name."""
         classes = self.heldout.items.images.classes or ()
@@ -93,8 +106,7 @@ class ImageEvaluator(SizeEvaluator[Sizes, VisionTransformer]):
             return super().order_note(model)
         library = "timm" if names else DEFAULT_ORDER
         other = next(order for order in ORDERS if order != library)
-        source = self.heldout.name
-        option = f"{source}{'&' if '?' in source else '?'}order"
+        option = self._order_option()
         way_out = f"'{option}=FILE' as a file with a class a line"
         if sort_classes(classes, other) != (names or classes):
             way_out = f"'{option}={other}' numbers them as {other} does, {way_out}"

@@ -175,7 +175,7 @@ def test_numbers_without_names_are_said(tmp_path):
         note = Resolution(ResolutionSettings(source=source)).model_note(model)
         assert re.search(words, note), note
     refuses(
-        "3 classes and the model 4",
+        r"3 classes and the model 4; .*, or list all of its classes in a file, '.*&order=FILE'",
         Resolution(ResolutionSettings(source=folder)).cells,
         Speller("abcd", named=False),
     )
@@ -203,6 +203,17 @@ def test_heldout_source_is_mapped(tmp_path):
     other = write_letter_shard(tmp_path / "other", "abd")
     data = config(trained, num_classes=3, heldout_source=other)
     refuses("does not have: 'd'", build_loader, data, split="heldout", micro_batch=1)
+
+
+def test_training_says_that_numbers_count(tmp_path, caplog):
+    """Where only one of two sources has names, a warning says so."""
+    bare = write_letter_shard(tmp_path / "bare", "abc", listed=[])
+    named = write_letter_shard(tmp_path / "named", "cba")
+    for source, heldout, said in ((bare, named, 1), (named, bare, 1), (named, named, 0)):
+        caplog.clear()
+        data = config(source, num_classes=3, heldout_source=heldout)
+        build_loader(data, split="heldout", micro_batch=1)
+        assert caplog.text.count("labels are compared by number") == said
 
 
 def test_models_know_their_classes(tmp_path):

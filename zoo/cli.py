@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -27,6 +27,7 @@ from zoo.layers import Attention
 from zoo.model import ZooModel
 from zoo.plugins import import_named
 from zoo.pretrained import WEIGHTS, weights_entry
+from zoo.priors import SHIPPED, list_priors
 from zoo.tables import adapters_table, pretrained_tables
 
 app = new_app(no_args_is_help=True)
@@ -157,10 +158,12 @@ def title_of(name: str) -> str:
 
 
 @app.command(cls=OnceCommand)
-def doctor() -> int:
-    """Check every attention kernel on every device against float64, forward and backward; exit code
-    1 if one is off."""
+def doctor(import_: Import = []) -> int:  # noqa: B006
+    """Check every attention kernel on every device against float64, forward and backward, and the
+    priors that --import registers against their formulas; exit code 1 if one is off."""
     from zoo.attention.selfcheck import BOUNDS, check_kernel, device_name
+
+    import_named(import_)
 
     devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     console.print(_versions(", ".join(map(device_name, devices))))
@@ -188,6 +191,12 @@ def doctor() -> int:
                 cells.append(f"{verdict.worst:.0e}")
         table.add_row(device_name(device), name, *cells)
     console.print(table)
+    wrong_priors = _check_registered(devices, dtypes)
+    if wrong_priors:
+        for line in wrong_priors:
+            console.print(f"wrong: {line}", style="red", soft_wrap=True)
+        if not wrong:
+            return 1
     if not wrong:
         console.print("all that is served can be trusted")
         return 0
@@ -198,6 +207,34 @@ def doctor() -> int:
         "name another than the others"
     )
     return 1
+
+
+def _check_registered(devices: Sequence[str], dtypes: Mapping[str, torch.dtype]) -> list[str]:
+    """Print the errors of priors of other packages, where there are any, and return what is
+    wrong."""
+    from zoo.prior_check import check_prior
+
+    names = [name for name in list_priors() if name not in SHIPPED]
+    if not names:
+        return []
+    table = Table(
+        "device",
+        "prior",
+        *dtypes,
+        title="largest relative error of registered priors to their log_prior",
+        title_justify="left",
+        box=None,
+    )
+    wrong = []
+    for device, name in product(devices, names):
+        cells = []
+        for label, dtype in dtypes.items():
+            verdict = check_prior(name, device, dtype)
+            wrong += [f"{device}, prior {name}, {label}: {line}" for line in verdict.wrong]
+            cells.append("wrong" if verdict.wrong else f"{verdict.worst:.0e}")
+        table.add_row(device, name, *cells)
+    console.print(table)
+    return wrong
 
 
 def _versions(devices: str) -> Table:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.attention.dispatch import prior_attention
-from zoo.attention.heads import fold_lanes
+from zoo.attention.heads import HALF_PRECISION, fold_lanes, in_half_precision
 from zoo.attention.reach import LEFT_OUT, SKIPS, TALLY, norms
 from zoo.attention.sdpa import FEWEST_KEYS
 from zoo.attention.toeplitz import FUSED
@@ -74,6 +74,8 @@ class NextRow:
         by_distance, by_key = rows
         line = Positions.line(length)
         terms = prior(line.tail(1), line, causal=True)
+        if dtype in HALF_PRECISION:
+            terms = terms.cut_lanes()
         # The largest K at so many tokens or more: a running maximum from the far end.
         largest = by_distance.flip(-1).cummax(-1).values.flip(-1)
         spread = by_key.amax(-1, keepdim=True) - by_key.amin(-1, keepdim=True)
@@ -82,7 +84,7 @@ class NextRow:
             by_distance=by_distance.flip(-1).to(dtype) if by_distance.any() else None,
             by_key=by_key.to(dtype) if by_key.any() else None,
             drop=by_distance[:, :1] - largest - spread,
-            level=_own_key_lanes(prior).to(dtype),
+            level=prior.lanes_at_query().to(dtype),
             lanes=none if terms.k_lanes is None else terms.k_lanes,
             serves=True,
             sink=terms.sink,
@@ -111,18 +113,6 @@ class NextRow:
         if self.by_key is None:
             return self.level
         return self.level + self.by_key[:, stop - 1 : stop]
-
-
-def _own_key_lanes(prior: Prior) -> Tensor:
-    """(H, 1) float64: the part of K at distance 0 that is lanes, but what depends on the key."""
-    parts = prior.parts()
-    if parts:
-        return torch.stack([_own_key_lanes(part) for part in parts]).sum(0)
-    row = prior.next_row(1)
-    if row is None or not prior.num_lanes:
-        return torch.zeros(prior.num_heads, 1, dtype=torch.float64)
-    by_distance, _ = row
-    return by_distance
 
 
 class LayerCache:
@@ -199,6 +189,8 @@ class LayerCache:
         if terms.carry is not None:
             self.carries = _store(self.carries, terms.carry[..., None], self.extent)
         if terms.k_lanes is not None:
+            if in_half_precision(k):
+                terms = terms.cut_lanes()
             k = fold_lanes(k, terms.k_lanes)
         k, v = self.append(k, v)
         k_pos = Positions.line(k.shape[2])

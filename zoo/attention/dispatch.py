@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zoo.attention.call import AttentionCall, Kernel, spread_gain
 from zoo.attention.checks import check_call
+from zoo.attention.heads import in_half_precision
 from zoo.attention.masks import bad_keys, needs_mask, single_documents
 from zoo.attention.reach import SKIPS, TALLY, Tally
 from zoo.attention.sdpa import SdpaKernel
@@ -233,6 +234,8 @@ def prior_attention(
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
     terms = PriorTerms() if terms is None else terms
+    if isinstance(terms, PriorTerms) and terms.k_lanes is not None and in_half_precision(q):
+        terms = terms.cut_lanes()
     call = AttentionCall(
         q=q,
         k=k,

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HALF_PRECISION = (torch.bfloat16, torch.float16)
+
 
 def fold_lanes(heads: Tensor, lanes: Tensor) -> Tensor:
     """Put lanes (1 or B, 1 or H, L, R) in front of head columns (B, G, L, d): (B, G or H, L, R+d).
@@ -32,3 +34,8 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     require."""
     width = -(-max(h.shape[-1] for h in heads) // 8) * 8
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
+
+
+def in_half_precision(heads: object) -> bool:
+    """Whether heads are a tensor in bfloat16 or float16, to which lanes are rounded."""
+    return isinstance(heads, Tensor) and heads.dtype in HALF_PRECISION

@@ -112,7 +112,13 @@ class Alibi(TablePrior):
             i = q_pos.index(slopes.device).double()
             at_query = slopes[:, None] * i[:, None]
         q_lanes, k_lanes = ramp_lanes(ramp, at_query, dtype)
-        return PriorTerms(q_lanes, k_lanes, causal=True, offset=q_pos.offset - k_pos.offset)
+        return PriorTerms(
+            q_lanes,
+            k_lanes,
+            causal=True,
+            offset=q_pos.offset - k_pos.offset,
+            in_pieces=True,
+        )
 
 
 class Alibi2d(IsotropicPrior, Alibi):

@@ -158,6 +158,18 @@ class Prior(nn.Module):
             return None
         return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
 
+    def lanes_at_query(self) -> Tensor:
+        """(H, 1) float64: what lanes add to K at distance 0, without what depends on the key; of a
+        prior that has a `next_row`."""
+        parts = self.parts()
+        if parts:
+            return torch.stack([part.lanes_at_query() for part in parts]).sum(0)
+        row = self.next_row(1)
+        if row is None or not self.num_lanes:
+            return torch.zeros(self.num_heads, 1, dtype=torch.float64)
+        by_distance, _ = row
+        return by_distance
+
     def beside_lanes(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
     ) -> PriorTerms:

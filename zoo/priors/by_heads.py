@@ -58,7 +58,7 @@ class ByHeads(Prior):
     ) -> PriorTerms:
         groups = []
         for part in self.parts():
-            terms = part(q_pos, k_pos, causal=causal, x=x)
+            terms = part(q_pos, k_pos, causal=causal, x=x).cut_lanes()
             _check_terms(part, terms)
             groups.append((part.num_heads, terms))
         offsets = [terms.offset for _, terms in groups if terms.offset is not None]
@@ -68,6 +68,7 @@ class ByHeads(Prior):
             table=_join_tables(groups),
             causal=causal,
             offset=offsets[0] if offsets else None,
+            in_pieces=True,
         )
 
     def log_prior(
@@ -89,6 +90,9 @@ class ByHeads(Prior):
             by_distance.append(row[0])
             by_key.append(row[1])
         return torch.cat(by_distance), torch.cat(by_key)
+
+    def lanes_at_query(self) -> Tensor:
+        return torch.cat([part.lanes_at_query() for part in self.parts()])
 
     def retrieval_heads(self, turned: Tensor | None = None) -> Tensor:
         flags = []

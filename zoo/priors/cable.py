@@ -126,6 +126,7 @@ class Cable(Prior):
             carry=total.detach(),
             causal=True,
             offset=q_pos.offset - k_pos.offset,
+            in_pieces=True,
         )
 
     def log_prior(

@@ -103,7 +103,13 @@ class KeyBias(_Sink):
             with torch.no_grad():
                 at_query = self.bias(q_pos.index(self.gain.device), causal, dtype)
         q_lanes, k_lanes = ramp_lanes(ramp, at_query, dtype)
-        return PriorTerms(q_lanes, k_lanes, causal=causal, offset=q_pos.offset - k_pos.offset)
+        return PriorTerms(
+            q_lanes,
+            k_lanes,
+            causal=causal,
+            offset=q_pos.offset - k_pos.offset,
+            in_pieces=True,
+        )
 
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
@@ -159,7 +165,7 @@ class KeyBias2d(_Sink):
     ) -> PriorTerms:
         dtype = prior_dtype(self)
         q_lane = torch.ones(1, 1, q_pos.length, 1, device=self.gain.device, dtype=dtype)
-        return PriorTerms(q_lane, self._bias(k_pos, dtype)[..., None])
+        return PriorTerms(q_lane, self._bias(k_pos, dtype)[..., None], in_pieces=True)
 
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None

@@ -55,3 +55,22 @@ def bf16_pieces(value: Tensor, pieces: int, dtype: torch.dtype) -> list[Tensor]:
         # Plus 0, with the gradient.
         parts[0] = parts[0] + (value - value.detach()).to(dtype)
     return parts
+
+
+# Pieces a of one factor and b of the other whose product counts: all others are below 2^−24 of K.
+_PRODUCTS = ((0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (2, 0))
+
+
+def product_pieces(q_lanes: Tensor, k_lanes: Tensor) -> tuple[Tensor, Tensor]:
+    """Lanes of any numbers as lanes that are exact in bfloat16: six for each, the same K.
+
+    Args:
+        q_lanes, k_lanes: (…, R) in float32 or float64.
+    Returns:
+        both (…, 6·R) in their dtypes; their products sum to K but for 2^−24 of each lane's.
+    """
+    q_pieces = bf16_pieces(q_lanes.double(), 3, q_lanes.dtype)
+    k_pieces = bf16_pieces(k_lanes.double(), 3, k_lanes.dtype)
+    q_parts = [q_pieces[a] for a, _ in _PRODUCTS]
+    k_parts = [k_pieces[b] for _, b in _PRODUCTS]
+    return torch.cat(q_parts, dim=-1), torch.cat(k_parts, dim=-1)

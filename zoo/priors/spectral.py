@@ -94,7 +94,10 @@ class Spectral(Prior):
         self.require_line(q_pos, k_pos)
         k_at = k_pos.index(self.omega.device)
         q_at = k_at if q_pos is k_pos else q_pos.index(self.omega.device)
-        return PriorTerms(*self.lanes(q_at, k_at), offset=q_pos.offset - k_pos.offset)
+        q_lanes, k_lanes = self.lanes(q_at, k_at)
+        offset = q_pos.offset - k_pos.offset
+        # Waves are bounded.
+        return PriorTerms(q_lanes, k_lanes, offset=offset, in_pieces=True)
 
     def log_prior(
         self, q_pos: Positions, k_pos: Positions, *, causal: bool, x: Tensor | None = None
@@ -152,6 +155,7 @@ class Spectral2d(Prior):
         return PriorTerms(
             F.pad(q_lanes, (0, 0, q_pos.num_prefix, 0)),
             F.pad(k_lanes, (0, 0, k_pos.num_prefix, 0)),
+            in_pieces=True,
         )
 
     def log_prior(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from zoo.priors.lanes import product_pieces
 from zoo.priors.tables import Bias, BlockedBias, RelativeTable, whole_bias
 
 _N = TypeVar("_N", bound=int)
@@ -35,6 +36,9 @@ class PriorTerms:
         offset: the first query's row less the first key's, which lanes do not tell; None where any
             will do, or a table tells.
         of_sinks: (1 or B, H, T, n) K of the n sinks of each row's document, instead of 0.
+        in_pieces: whether lanes may be rounded to half precision as they are: pieces that are exact
+            there (`zoo.priors.lanes`), or bounded numbers. Other lanes are cut into pieces where
+            queries are in half precision.
     """
 
     q_lanes: Tensor | None = None
@@ -47,6 +51,7 @@ class PriorTerms:
     sink: Tensor | None = None
     gain: RelativeTable | None = None
     of_sinks: Tensor | None = None
+    in_pieces: bool = False
 
     def __add__(self, other: PriorTerms) -> PriorTerms:
         def add(a, b):
@@ -54,6 +59,10 @@ class PriorTerms:
                 return b if a is None else a
             return a + b
 
+        first, second = self, other
+        if self.q_lanes is not None and other.q_lanes is not None:
+            if self.in_pieces != other.in_pieces:
+                first, second = self.cut_lanes(), other.cut_lanes()
         if self.carry is not None and other.carry is not None:
             raise ValueError(
                 "only one part of a composed prior may carry state from chunk to chunk"
@@ -61,8 +70,8 @@ class PriorTerms:
         if self.gain is not None and other.gain is not None:
             raise ValueError("only one part of a composed prior may multiply logits")
         return PriorTerms(
-            _join(self.q_lanes, other.q_lanes),
-            _join(self.k_lanes, other.k_lanes),
+            _join(first.q_lanes, second.q_lanes),
+            _join(first.k_lanes, second.k_lanes),
             add(self.table, other.table),
             add(self.bias, other.bias),
             add(self.carry, other.carry),
@@ -71,7 +80,18 @@ class PriorTerms:
             add(self.sink, other.sink),
             add(self.gain, other.gain),
             add(self.of_sinks, other.of_sinks),
+            in_pieces=first.in_pieces or second.in_pieces,
         )
+
+    def cut_lanes(self) -> PriorTerms:
+        """The terms with lanes in pieces; as they are where there are no lanes, or they are in
+        pieces already. ValueError for query lanes whose key lanes are elsewhere."""
+        if self.q_lanes is None or self.in_pieces:
+            return self
+        if self.k_lanes is None:
+            raise ValueError("lanes of keys that are stored already cannot be cut into pieces")
+        q_lanes, k_lanes = product_pieces(self.q_lanes, self.k_lanes)
+        return replace(self, q_lanes=q_lanes, k_lanes=k_lanes, in_pieces=True)
 
     def of_heads(self, heads: Sequence[int]) -> PriorTerms:
         """The terms of some heads, in their order."""
@@ -93,6 +113,7 @@ class PriorTerms:
             sink=None if self.sink is None else self.sink[list(heads)],
             gain=None if self.gain is None else self.gain.of_heads(heads),
             of_sinks=cut(self.of_sinks),
+            in_pieces=self.in_pieces,
         )
 
     def dense(self) -> Tensor:

@@ -1,13 +1,20 @@
 """From stored bytes to an upright 8-bit RGB image of a size, sets of images, and the report of what
 was skipped.
 
-    grey, 1-bit, palette, CMYK, YCbCr, HSV     converted by Pillow, without colour profiles
+    grey, 1-bit, palette, CMYK, YCbCr, HSV     converted by Pillow, without colour profiles, gamma
     alpha, a transparent colour                composited on white
-    16-bit grey (also in 32-bit integers)      divided by 257 to 8 bits
+    grey of 9 to 16 bits                       scaled to 8 bits, so that white stays white (TIFF of
+                                               12 and 16 bits, PNG, PGM of any depth, JPEG 2000)
+    grey in 32-bit integers                    as of 16 bits, where no value is larger
+    colour of 16 bits                          the upper 8
     EXIF orientation                           applied; broken EXIF counts as upright
     several frames                             the first one
-    empty, unknown format, truncated, corrupt, float, LAB,
-    too large (MAX_PIXELS)                     skipped
+    empty, unknown format, truncated, corrupt, float, signed, LAB, TIFF and JPEG 2000 whose meaning
+    or depth Pillow mistakes (`tiff.py`, `formats.py`), arithmetic JPEG, too large (MAX_PIXELS)
+                                               skipped
+
+The formats of EXTENSIONS are read, by content. Missing data is noticed in all of them. Changed
+bytes are noticed in PNG, which has checksums; of others the decoder makes what it can.
 
 Sources also skip files without an image's extension, class folders without images, samples without
 an image, label or usable objects, and labels outside 0…num_classes−1 (a ValueError where the source
@@ -23,11 +30,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from modalities.encoder.items import ItemSet, split_places
 from modalities.vision.errors import BadImage
+from modalities.vision.formats import (
+    FORMATS,
+    check_meaning,
+    check_whole,
+    eight_bits,
+    unreadable,
+    white_level,
+)
 from modalities.vision.objects import Objects
 
 EXTENSIONS = (
@@ -58,23 +73,21 @@ def decode_image(data: bytes) -> Image.Image:
     if not data:
         raise BadImage("empty")
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
             raise BadImage("too large", f"{image.width}×{image.height} pixels")
+        check_meaning(image, data)
         image.load()
+        check_whole(image, data)
         _scale_transparency(image, data)
-        return to_rgb(image)
+        return to_rgb(image, white=white_level(image, data))
     except (BadImage, MemoryError):
         raise
-    except UnidentifiedImageError:
-        raise BadImage("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError as error:
         raise BadImage("too large", str(error)) from None
     # A broken file can make Pillow's readers raise nearly anything.
     except Exception as error:
-        truncated = isinstance(error, EOFError) or "truncated" in str(error)
-        reason = "truncated" if truncated else "corrupt"
-        raise BadImage(reason, f"{type(error).__name__}: {error}") from None
+        raise unreadable(data, error) from None
 
 
 def _scale_transparency(image: Image.Image, data: bytes) -> None:
@@ -90,15 +103,15 @@ def _scale_transparency(image: Image.Image, data: bytes) -> None:
         image.info["transparency"] *= 255 // (2**bits - 1)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Upright 8-bit RGB. Raises BadImage for a mode without a defined range, and for what Pillow
-    cannot convert."""
+def to_rgb(image: Image.Image, *, white: int = 65535) -> Image.Image:
+    """Upright 8-bit RGB. white: the level of grey beyond 8 bits, as `white_level` has it. Raises
+    BadImage for a mode without a defined range, and for what Pillow cannot convert."""
     if orientation(image) > 1:
         # With a broken tag besides the orientation the picture counts as upright.
         with contextlib.suppress(Exception):
             image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
-        image = _eight_bits(image)
+        image = eight_bits(image, white)
     mode = image.mode
     # A transparent colour, as PNG and GIF have it.
     keyed = "transparency" in image.info
@@ -115,16 +128,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         raise
     except (ValueError, TypeError, OSError) as error:
         raise BadImage("unsupported mode", f"{mode}: {error}") from error
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits in 8."""
-    values = np.asarray(image).astype(np.int64)
-    least = values.min()
-    most = values.max()
-    if least < 0 or most > 65535:
-        raise BadImage("unsupported mode", f"{image.mode} with values {least}…{most}")
-    return Image.fromarray((values // 257).astype(np.uint8))
 
 
 def orientation(image: Image.Image) -> int:

@@ -147,7 +147,8 @@ class SizeEvaluator(Evaluator[Sizes, Grid]):
 
     def model_note(self, model: Grid) -> str:
         """How the classes of the source become the model's, where names leave that open, and which
-        of the model's are missing."""
+        of the model's are missing. ValueError as `labels`."""
+        self.labels(model)
         classes = self.heldout.items.items.classes
         names = self.class_names(model)
         if not names and not classes:

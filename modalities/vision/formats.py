@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile, JpegImagePlugin, TiffImagePlugin
 
 from modalities.vision.errors import BadImage
 from modalities.vision.jpeg import check_jpeg
-from modalities.vision.tiff import check_tiff, is_inverted, tiff_bits, tiff_problem
+from modalities.vision.tiff import check_tiff, is_inverted, tiff_bits
 
 # Those of the extensions that sources read.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TIFF = (b"II*\0", b"MM\0*")
+# What Pillow says of a TIFF's depth or colour that it does not know; the latter of planes of more
+# samples than its mode has letters.
+_UNKNOWN_TIFF = ("unknown pixel mode", "string index out of range")
 # Start of a JPEG 2000 codestream and its size segment.
 _SIZE_SEGMENT = b"\xff\x4f\xff\x51"
 
@@ -65,17 +69,35 @@ def eight_bits(image: Image.Image, white: int = 65535) -> Image.Image:
 
 def unreadable(data: bytes, error: Exception) -> BadImage:
     """Why Pillow cannot open or decode a file."""
-    text = str(error)
-    problem = tiff_problem(data) if data.startswith(_TIFF) else ""
+    problem = _problem(data)
+    text = problem or str(error)
     words = ("truncated", "not enough image data")
     if isinstance(error, EOFError) or any(word in text for word in words) or _is_cut(data):
         return BadImage("truncated", f"{type(error).__name__}: {text}")
-    # The latter for planes of more samples than the mode has letters.
-    if problem in ("unknown pixel mode", "string index out of range"):
+    if text in _UNKNOWN_TIFF:
         return BadImage("unsupported mode", "TIFF of a depth or colour that Pillow does not know")
-    if "cannot identify" in text and not problem:
+    if "nsupported" in text or "cannot handle" in text:
+        return BadImage("unsupported mode", text)
+    if "cannot identify" in text:
         return BadImage("unknown format", f"begins with {data[:8]!r}")
-    return BadImage("corrupt", f"{type(error).__name__}: {problem or text}")
+    return BadImage("corrupt", f"{type(error).__name__}: {text}")
+
+
+def _problem(data: bytes) -> str:
+    """What Pillow says of a JPEG or TIFF that it cannot open, for which `Image.open` only says that
+    it cannot; else ""."""
+    kinds: dict[bytes, type[ImageFile.ImageFile]] = dict.fromkeys(
+        _TIFF, TiffImagePlugin.TiffImageFile
+    )
+    kinds[b"\xff\xd8\xff"] = JpegImagePlugin.JpegImageFile
+    for signature, kind in kinds.items():
+        if data.startswith(signature):
+            try:
+                kind(io.BytesIO(data))
+            # As in `decode_image`.
+            except Exception as error:
+                return str(error)
+    return ""
 
 
 def _is_cut(data: bytes) -> bool:

@@ -58,16 +58,6 @@ def is_inverted(image: Image.Image) -> bool:
     return image.tag_v2.get(_PHOTOMETRIC) == WHITE_IS_ZERO
 
 
-def tiff_problem(data: bytes) -> str:
-    """What Pillow says of a TIFF that it cannot open; "" for one that it can."""
-    try:
-        TiffImagePlugin.TiffImageFile(io.BytesIO(data))
-    # As in `decode_image`.
-    except Exception as error:
-        return str(error)
-    return ""
-
-
 def _refusal(tags: Tags) -> str:
     """Why a picture is refused; "" for one that is read."""
     bits = tags.get(_BITS, (1,))

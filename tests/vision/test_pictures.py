@@ -257,6 +257,12 @@ def test_whole_jpegs_are_read(name):
     assert decode_image(several.getvalue()).size == (64, 64)
 
 
+def test_deep_jpeg_is_skipped():
+    data = jpeg("baseline")
+    place = data.index(b"\xff\xc0") + 4
+    assert shown(data[:place] + bytes([12]) + data[place + 1 :]) is None
+
+
 def test_arithmetic_jpeg_is_skipped():
     """What is missing of it cannot be told."""
     data = jpeg("baseline")

@@ -19,7 +19,7 @@ from torch import nn
 
 from zoo.embeddings import Learned, Learned2d, Sinusoidal, Sinusoidal2d
 from zoo.errors import Options, check_grid, check_options, check_whole, did_you_mean, nearest
-from zoo.priors import PRIORS, Prior, create_prior, on_grid
+from zoo.priors import PRIORS, SUM_OPTIONS, SUMS, Prior, create_prior, on_grid
 from zoo.rotary import NormalisedRotary2d, Rotary, Rotary2d, Rotation
 
 
@@ -102,14 +102,6 @@ HYBRIDS: dict[str, tuple[tuple[str, ...], dict[str, Options]]] = {
     "rnope": (("rope", "rope", "rope", "nope"), {}),
     "rnope_swa": (("local", "local", "local", "nope"), {"local": {"window": 0.25}}),
     "swa_rope": (("local", "rope"), {"local": {"window": 0.25}}),
-}
-SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
-# What these parts start with in a sum, where it differs from their defaults and they have the
-# option: the key bias without a slope of its own, since the other parts hold the recency, and a
-# spectral prior small and seeded.
-SUM_OPTIONS: dict[str, Options] = {
-    "spectral": {"rank": 2, "init": "seeded"},
-    "key_bias": {"init": "uniform"},
 }
 # In a sum on a grid these names of a line stand for the grid's methods, so that a sum has one name
 # in every modality.

@@ -376,3 +376,43 @@ def test_model_compiles_to_one_graph(name):
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(tokens, segments=segments), model(tokens, segments=segments))
+
+
+def test_sum_has_models_grammar():
+    """`create_prior` makes the sum that a model of the same name has."""
+    model = zoo.create_model("text_ggd_goat_tiny", num_layers=1)
+    attention = model.layers[0].attention
+    prior = create_prior("ggd_goat", num_heads=4, train_context=256)
+    expected = attention.prior.state_dict()
+    assert prior.state_dict().keys() == expected.keys()
+    line = Positions.line(9)
+    prior.load_state_dict(expected)
+    value = prior.log_prior(line, line, causal=True)
+    assert torch.equal(value, attention.prior.log_prior(line, line, causal=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "ggd+spectrl",
+            {},
+            "part 'spectrl' of 'ggd\\+spectrl' is no prior; did you mean 'spectral'",
+        ),
+        ("ggd+ggd", {}, "has the part 'ggd' twice"),
+        (
+            "ggd+alibi",
+            {"init": "alibi", "rank": 3},
+            "no part of 'ggd\\+alibi' has the option 'rank'",
+        ),
+    ],
+)
+def test_wrong_sum_is_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        create_prior(name, num_heads=4, **options)
+
+
+def test_options_of_parts():
+    prior = create_prior("ggd+spectral", num_heads=4, spectral={"rank": 5})
+    assert [type(part).__name__ for part in prior.parts()] == ["Ggd", "Spectral"]
+    assert prior.parts()[1].rank == 5

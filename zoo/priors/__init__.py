@@ -6,12 +6,13 @@ Priors of other packages and files come by `zoo.register_prior`.
 
 from __future__ import annotations
 
+import inspect
 from collections import UserDict
 from collections.abc import MutableMapping
 from importlib import import_module
 from typing import Any
 
-from zoo.errors import check_options, did_you_mean
+from zoo.errors import Options, check_options, did_you_mean, nearest
 from zoo.priors.base import GridPrior, Prior, RelativeTable, TablePrior
 from zoo.priors.terms import PriorTerms
 
@@ -55,6 +56,15 @@ SHIPPED: dict[str, str] = {
     "by_heads": "zoo.priors.by_heads:ByHeads",
     "nape": "zoo.priors.by_heads:Nape",
 }
+# Sums with a name of their own.
+SUMS = {"ggd_goat": "ggd+spectral+key_bias"}
+# What these parts start with in a sum, where it differs from their defaults and they have the
+# option: the key bias without a slope of its own, since the other parts hold the recency, and a
+# spectral prior small and seeded.
+SUM_OPTIONS: dict[str, Options] = {
+    "spectral": {"rank": 2, "init": "seeded"},
+    "key_bias": {"init": "uniform"},
+}
 
 
 class Priors(UserDict[str, Any]):
@@ -87,13 +97,48 @@ def list_priors() -> list[str]:
 def create_prior(name: str, *, num_heads: int, **options) -> Prior:
     """A prior by name; its class documents the formula and the options.
 
+    A sum has the names of its parts, "ggd+spectral", or one of `SUMS`. Its options are those of
+    each part by the part's name, and `train_context` and the like for every part that takes them:
+    `create_prior("ggd+key_bias", num_heads=4, ggd={"init": "alibi"}, train_context=256)`.
+
     Raises:
         ValueError: for an unknown name, an unknown option or a missing one; it names the nearest
             valid choice.
     """
+    names = SUMS.get(name, name).split("+")
+    if len(names) > 1:
+        return _create_sum(name, names, num_heads, options)
     if name not in PRIORS:
         raise ValueError(
             f"unknown prior {name!r}; {did_you_mean(name, PRIORS)}Known: {', '.join(list_priors())}"
         )
     check_options(f"prior {name!r}", PRIORS[name], options, fixed=("num_heads",))
     return PRIORS[name](num_heads, **options)
+
+
+def _create_sum(name: str, names: list[str], num_heads: int, options: Options) -> Prior:
+    """The sum of several priors, each of which occurs once."""
+    from zoo.priors.compose import Compose
+
+    for part in names:
+        if part not in PRIORS:
+            raise ValueError(f"part {part!r} of {name!r} is no prior; {nearest(part, PRIORS)}")
+        if names.count(part) > 1:
+            raise ValueError(f"{name!r} has the part {part!r} twice")
+    parts: dict[str, Prior] = {}
+    shared = {key: value for key, value in options.items() if key not in names}
+    unread = set(shared)
+    for part in names:
+        taken = inspect.signature(PRIORS[part]).parameters
+        # What a part starts with in a sum, then what all parts are given, then its own.
+        values = {key: value for key, value in SUM_OPTIONS.get(part, {}).items() if key in taken}
+        values |= {key: value for key, value in shared.items() if key in taken}
+        values |= options.get(part, {})
+        unread -= set(taken)
+        parts[part] = create_prior(part, num_heads=num_heads, **values)
+    for key in sorted(unread):
+        raise ValueError(
+            f"no part of {name!r} has the option {key!r}; options of a part are given under its "
+            f"name: {', '.join(names)}"
+        )
+    return Compose(**parts)

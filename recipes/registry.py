@@ -137,7 +137,10 @@ class Recipes(Mapping[str, Callable[[], Recipe]]):
         for name, function in self._functions.items():
             yield name, _summary(function), []
         for family in self._families:
-            yield family.name("<method>"), _summary(family.build), self.methods_of(family)
+            methods = self.methods_of(family)
+            # A family without listed methods is one more form of another.
+            if methods:
+                yield family.name("<method>"), _summary(family.build), methods
 
 
 def _summary(function: Callable[..., Recipe]) -> str:

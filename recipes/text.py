@@ -525,17 +525,20 @@ for _size in ("44m", "124m", "354m"):
         listed=(*CABLE_METHODS, "ggd_goat"),
     )
 SUITE_METHODS = ("nape", "nope", "alibi", "rope", "ggd", "goat", "ggd_goat", "cable", "fox")
-_suite_listed = [*SUITE_METHODS, *(f"{method}_ssmax" for method in SUITE_METHODS)]
 for _task in TASKS:
     for _make, _prefix in ((suite, ""), (suite_paper, "asentmax_")):
         # The longer prefix first: "entmax_nape" is no method.
         for _normaliser, _inner in (("entmax", "entmax_"), ("softmax", "")):
+            # Lists have one task, whose text names the others.
+            _listed: tuple[str, ...] = ()
+            if _task == "reverse":
+                _listed = ("nape",) if _prefix + _inner else SUITE_METHODS
             RECIPES.add_family(
                 _task,
                 partial(_make, task=_task, normaliser=_normaliser),
                 model_size="tiny",
                 prefix=_prefix + _inner,
-                listed=SUITE_METHODS if _inner else _suite_listed,
+                listed=_listed,
             )
 RECIPES.add_family("tiny", tiny)
 RECIPES.add_family("tiny_extend", tiny_extend, model_size="tiny", without=NOT_EXTENDED)

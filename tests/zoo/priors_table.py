@@ -19,6 +19,8 @@ TRAIN_CONTEXT = 16
 OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {},
     "sink": {},
+    "by_heads": {"parts": ["ggd", "alibi"], "options": {"alibi": {"learnable": True}}},
+    "nape": {},
     "alibi": {"learnable": True},
     "alibi2d": {"learnable": True},
     "spectral": {"rank": 3, "init": "seeded"},
@@ -40,8 +42,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fire": {"train_context": 6},
     "fire2d": {"train_grid": (3, 4)},
     "table": {"values": [1.0, 0.0, -0.5, -2.0], "beyond": "linear", "learnable": True},
-    "by_heads": {"parts": ["ggd", "alibi"], "options": {"alibi": {"learnable": True}}},
-    "nape": {},
 }
 LINE = [name for name in list_priors() if not name.endswith("2d")]
 GRID = [name for name in list_priors() if name.endswith("2d")]

@@ -32,6 +32,8 @@ __all__ = [
 SHIPPED: dict[str, str] = {
     "uniform": "zoo.priors.uniform:Uniform",
     "sink": "zoo.priors.sink:Sink",
+    "by_heads": "zoo.priors.by_heads:ByHeads",
+    "nape": "zoo.priors.by_heads:Nape",
     "alibi": "zoo.priors.alibi:Alibi",
     "alibi2d": "zoo.priors.alibi:Alibi2d",
     "spectral": "zoo.priors.spectral:Spectral",
@@ -53,8 +55,6 @@ SHIPPED: dict[str, str] = {
     "fire": "zoo.priors.fire:Fire",
     "fire2d": "zoo.priors.fire:Fire2d",
     "table": "zoo.priors.table:Table",
-    "by_heads": "zoo.priors.by_heads:ByHeads",
-    "nape": "zoo.priors.by_heads:Nape",
 }
 # Sums with a name of their own.
 SUMS = {"ggd_goat": "ggd+spectral+key_bias"}

@@ -89,7 +89,7 @@ def _write_cache(
     digests: Mapping[str, str],
     known: Mapping[str, list],
 ) -> None:
-    """Keep the digests of settled files beside those of others; a disk that is full, or that cannot
+    """Keep the digests of settled files with those of others; a disk that is full, or that cannot
     be written, keeps none."""
     settled = time.time_ns() - SETTLED_NS
     entries = dict(known)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import torch
 
 from zoo.attention.dispatch import prior_attention
 from zoo.attention.selfcheck import BOUNDS, HEADS, Verdict, relative_error
 from zoo.positions import Positions
-from zoo.priors import create_prior, on_grid
+from zoo.priors import PriorTerms, create_prior, on_grid
 
 # Tokens of a line, and patches of a side, at which priors of other packages are compared.
 PRIOR_TOKENS = 2048
@@ -51,12 +50,15 @@ def _prior_error(name: str, device: str, dtype: torch.dtype) -> float:
         k = torch.randn(1, HEADS, k_pos.length, 64).to(dtype)
         v = torch.randn(1, HEADS, k_pos.length, 64).to(dtype)
         exact = copy.deepcopy(prior).double().log_prior(q_pos, k_pos, causal=not grid)
-        logits = q.double() @ k.double().mT / math.sqrt(64) + exact
-        if not grid:
-            later = torch.ones_like(logits, dtype=torch.bool).triu(k_pos.length - q_pos.length + 1)
-            logits = logits.masked_fill(later, -math.inf)
-        truth = logits.softmax(-1) @ v.double()
-        q, k, v = q.to(device), k.to(device), v.to(device)
+        truth = prior_attention(
+            q.double(),
+            k.double(),
+            v.double(),
+            PriorTerms(bias=exact),
+            causal=not grid,
+            kernel="reference",
+        )
+        q = q.to(device)
         terms = prior.to(device, wide)(q_pos, k_pos, causal=not grid, x=q[:, 0])
-        output = prior_attention(q, k, v, terms, causal=not grid)
+        output = prior_attention(q, k.to(device), v.to(device), terms, causal=not grid)
     return relative_error(output.cpu(), truth)

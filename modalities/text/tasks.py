@@ -45,7 +45,9 @@ NUM_QUERIES = 4
 # Local count: least and most repeats of a number.
 RUN_LENGTHS = (2, 48)
 # Flip-flop: symbols of its instructions, after the two bits, and their probabilities.
-WRITE, IGNORE, READ = 2, 3, 4
+WRITE = 2
+IGNORE = 3
+READ = 4
 INSTRUCTIONS = (0.8, 0.1, 0.1)
 
 
@@ -67,6 +69,7 @@ class Task:
     symbols: of the source and the target together.
     least, most: length of the sources in training.
     shortest: the least length that the rule can have.
+    rest: tokens of queries and target, where they are not as many as the source's.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Task:
     least: int = 32
     most: int = 64
     shortest: int = 2
+    rest: int | None = None
 
     @property
     def tokenizer(self) -> str:
@@ -88,9 +92,8 @@ class Task:
 
     def row_length(self, length: int) -> int:
         """The most tokens of a row whose source has `length`."""
-        if self.name == "mqmtar":
-            return 2 + length + 2 * NUM_QUERIES * (1 + PAIR_SYMBOLS)
-        return 2 + 2 * length
+        rest = length if self.rest is None else self.rest
+        return 2 + length + rest
 
     def example(self, key: list[int], length: int) -> Example:
         """The example of a random key; ValueError for a source shorter than `shortest`."""
@@ -202,7 +205,14 @@ _TABLE = (
     Task("copy", _draw_copy, symbols=32),
     Task("reverse", _draw_reverse, symbols=32),
     Task("sort", _draw_sort, symbols=32),
-    Task("mqmtar", _draw_mqmtar, symbols=256, shortest=25),
+    Task(
+        "mqmtar",
+        _draw_mqmtar,
+        symbols=256,
+        shortest=25,
+        # A query is a mark and a key, its answer a mark and a value.
+        rest=2 * NUM_QUERIES * (1 + PAIR_SYMBOLS),
+    ),
     Task("two_back", _draw_two_back, symbols=16),
     Task("local_count", _draw_local_count, symbols=48, least=64, most=128),
     Task("flip_flop", _draw_flip_flop, symbols=5, shortest=4),

@@ -20,11 +20,15 @@ from PIL import Image
 
 from modalities.vision.errors import BadImage
 
-_START, _END, _SCAN, _RESTART_INTERVAL = 0xD8, 0xD9, 0xDA, 0xDD
+_START = 0xD8
+_END = 0xD9
+_SCAN = 0xDA
+_RESTART_INTERVAL = 0xDD
 _RESTARTS = range(0xD0, 0xD8)
 # Start of frame: all but those of tables (C4), reserved (C8) and arithmetic conditioning (CC).
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE, _LOSSLESS = 0xC2, 0xC3
+_PROGRESSIVE = 0xC2
+_LOSSLESS = 0xC3
 _ARITHMETIC = range(0xC9, 0xD0)
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")
 # Application segments by which decoders know colours: JFIF's and Adobe's; others are left out.

@@ -15,8 +15,8 @@ Place = tuple[int, int]
 class TarLinks:
     """The members of a tar by their paths, as links name them.
 
-    An absolute path begins at the tar's root. What is above the root, or beside the tar on this
-    machine, is never read.
+    An absolute path begins at the tar's root. What is above the root, or outside the tar on
+    this machine, is never read.
     """
 
     def __init__(self, members: Iterable[tarfile.TarInfo]) -> None:

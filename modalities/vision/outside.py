@@ -1,8 +1,8 @@
 """Image classifiers of timm as models of vision: `timm:NAME`, untrained, `timm:NAME@CHECKPOINT`, a
 file of its weights, or `timm:FOLDER`, what timm's `save_for_hf` or `zoo.save_adapted` wrote.
 
-Beside a config.json of timm's a checkpoint has the preparation of images and the names of classes
-that this says: mean, std, crop, interpolation, input size, label_names.
+A checkpoint in the folder of a config.json of timm's has the preparation of images and the names of
+classes that the file says: mean, std, crop, interpolation, input size, label_names.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ def _load(word: str) -> tuple[nn.Module, bool]:
     """A registered model of ours is the zoo's, everything else an `OutsideClassifier`."""
     name, separator, checkpoint = word.partition("@")
     if os.path.isdir(word):
-        name, separator, checkpoint = "", "@", word
+        # The folder says which architecture it is of.
+        name = ""
+        separator = "@"
+        checkpoint = word
     if separator and not checkpoint:
         raise ValueError(f"timm:{word}: expected a file or folder of weights behind '@'")
     path = Path(checkpoint) if separator else None

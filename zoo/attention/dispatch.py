@@ -234,8 +234,6 @@ def prior_attention(
     if isinstance(query_scale, Tensor) and query_scale.ndim == 2:
         query_scale = query_scale[None]
     terms = PriorTerms() if terms is None else terms
-    if isinstance(terms, PriorTerms) and terms.k_lanes is not None and in_half_precision(q):
-        terms = terms.cut_lanes()
     call = AttentionCall(
         q=q,
         k=k,
@@ -250,6 +248,8 @@ def prior_attention(
         sinks=sinks,
     )
     check_call(call)
+    if call.terms.k_lanes is not None and in_half_precision(call.q):
+        call = replace(call, terms=call.terms.cut_lanes())
     call = spread_gain(call)
     if segments is not None and _hides_nothing(segments):
         call = replace(call, segments=None)

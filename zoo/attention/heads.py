@@ -36,6 +36,6 @@ def pad_heads(*heads: Tensor) -> list[Tensor]:
     return [h if h.shape[-1] == width else F.pad(h, (0, width - h.shape[-1])) for h in heads]
 
 
-def in_half_precision(heads: object) -> bool:
-    """Whether heads are a tensor in bfloat16 or float16, to which lanes are rounded."""
-    return isinstance(heads, Tensor) and heads.dtype in HALF_PRECISION
+def in_half_precision(heads: Tensor) -> bool:
+    """Whether heads are in bfloat16 or float16, to which lanes are rounded."""
+    return heads.dtype in HALF_PRECISION

@@ -22,7 +22,7 @@ from zoo.attention.call import (
     sink_level,
     sink_logits,
 )
-from zoo.attention.heads import pad_heads, repeat_heads
+from zoo.attention.heads import in_half_precision, pad_heads, repeat_heads
 from zoo.attention.masks import bad_keys, needs_mask, visible
 from zoo.attention.tracing import needs_grad
 from zoo.attention.workspace import Workspace
@@ -63,7 +63,7 @@ class SdpaKernel:
         # In half precision torch takes δ of the rounded output, so dS has a sum in its row, and
         # what the row's logits have in common (with lanes, much) adds to the gradient of the row
         # scale.
-        rounded = call.q.dtype in (torch.bfloat16, torch.float16) and call.q.device.type == "cpu"
+        rounded = in_half_precision(call.q) and call.q.device.type == "cpu"
         q = fold_queries(call)
         k = fold_keys(call)
         v = call.v

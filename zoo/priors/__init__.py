@@ -136,9 +136,9 @@ def _create_sum(name: str, names: list[str], num_heads: int, options: Options) -
         values |= options.get(part, {})
         unread -= set(taken)
         parts[part] = create_prior(part, num_heads=num_heads, **values)
-    for key in sorted(unread):
+    if unread:
         raise ValueError(
-            f"no part of {name!r} has the option {key!r}; options of a part are given under its "
-            f"name: {', '.join(names)}"
+            f"no part of {name!r} has the option {min(unread)!r}; options of a part are given "
+            f"under its name: {', '.join(names)}"
         )
     return Compose(**parts)

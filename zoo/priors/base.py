@@ -142,6 +142,20 @@ class Prior(nn.Module):
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
         """(H, length) float64, a and b: of causal attention K[h,i,j] is a[h, i − j] + b[h, j] but
         for a constant of each row. None where it is no such sum."""
+        rows = self.rows_of_parts(length)
+        if rows is None:
+            return None
+        by_distance, by_key = rows
+        if self.is_relative:
+            line = Positions.line(length)
+            last_row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
+            return last_row, torch.zeros_like(last_row)
+        if not by_distance:
+            return None
+        return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
+
+    def rows_of_parts(self, length: int) -> tuple[list[Tensor], list[Tensor]] | None:
+        """a and b of every part's `next_row`; None where a part has none."""
         by_distance = []
         by_key = []
         for part in self.parts():
@@ -150,13 +164,7 @@ class Prior(nn.Module):
                 return None
             by_distance.append(row[0])
             by_key.append(row[1])
-        if self.is_relative:
-            line = Positions.line(length)
-            last_row = self.log_prior(line.tail(1), line, causal=True)[0, :, 0].flip(-1)
-            return last_row, torch.zeros_like(last_row)
-        if not by_distance:
-            return None
-        return torch.stack(by_distance).sum(0), torch.stack(by_key).sum(0)
+        return by_distance, by_key
 
     def lanes_at_query(self) -> Tensor:
         """(H, 1) float64: what lanes add to K at distance 0, without what depends on the key; of a

@@ -81,14 +81,10 @@ class ByHeads(Prior):
         return torch.cat(parts, dim=1)
 
     def next_row(self, length: int) -> tuple[Tensor, Tensor] | None:
-        by_distance = []
-        by_key = []
-        for part in self.parts():
-            row = part.next_row(length)
-            if row is None:
-                return None
-            by_distance.append(row[0])
-            by_key.append(row[1])
+        rows = self.rows_of_parts(length)
+        if rows is None:
+            return None
+        by_distance, by_key = rows
         return torch.cat(by_distance), torch.cat(by_key)
 
     def lanes_at_query(self) -> Tensor:

@@ -59,10 +59,12 @@ class PriorTerms:
                 return b if a is None else a
             return a + b
 
-        first, second = self, other
+        first = self
+        second = other
         if self.q_lanes is not None and other.q_lanes is not None:
             if self.in_pieces != other.in_pieces:
-                first, second = self.cut_lanes(), other.cut_lanes()
+                first = self.cut_lanes()
+                second = other.cut_lanes()
         if self.carry is not None and other.carry is not None:
             raise ValueError(
                 "only one part of a composed prior may carry state from chunk to chunk"
